@@ -1,0 +1,450 @@
+"""Every knob of every verb: one frozen dataclass per verb, which is its Python argument, its options and its config.json.
+
+The text under each field is what `--help` prints. What a model's own configuration determines (widths, RoPE, grouped
+heads, context) is derived when the verb runs and is no option; None means "derived" and the text says from what.
+This module loads neither torch nor transformers and touches no file.
+"""
+
+import dataclasses
+import difflib
+import types
+import typing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Literal, get_args, get_origin, get_type_hints
+
+from tyro.conf import Positional
+
+import clearhead
+from clearhead.errors import ClearheadError, CorruptFileError, UnknownNameError
+
+SCHEMA = 1
+
+Dtype = Literal["float32", "bfloat16", "float16"]
+Device = Literal["auto", "cpu", "cuda", "mps"]
+Split = Literal["train", "held_out"]
+Activation = Literal["topk", "batchtopk", "jumprelu", "relu", "signed-topk"]
+Initialisation = Literal["data", "original", "random", "reference"]
+Tracker = Literal["none", "wandb", "trackio", "tensorboard"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Verb:
+    """What all verbs share: a name, validation, and a form on disk that says which version wrote it."""
+
+    verb: ClassVar[str]
+
+    def __post_init__(self):
+        self.validate()
+
+    def validate(self) -> None:
+        """Refuse what no run could mean; raises `ClearheadError` saying what to type instead."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """The configuration as JSON values, with `schema`, `verb` and the version of clearhead that wrote it."""
+        fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        plain = {name: str(value) if isinstance(value, Path) else value for name, value in fields.items()}
+        return {"schema": SCHEMA, "verb": self.verb, "clearhead": clearhead.__version__} | plain
+
+    def _refuse(self, broken: bool, option: str, expected: str) -> None:
+        if broken:
+            given = getattr(self, option.replace("-", "_"))
+            raise ClearheadError(f"--{option} {given} is not possible: {expected}")
+
+    def _positive(self, *options: str) -> None:
+        for option in options:
+            value = getattr(self, option.replace("-", "_"))
+            self._refuse(value is not None and value <= 0, option, "give a number above 0")
+
+
+@dataclass(frozen=True, kw_only=True)
+class OfModel(Verb):
+    """The verbs that start from a model and a text."""
+
+    model: str = "smollm2"
+    """Model under study: a Hugging Face id, a local folder, or a bundled one (smollm2, clearhead-tiny)."""
+    layer: int | None = None
+    """Attention layer; negative counts from the end. Derived: the middle layer."""
+    text: str = "default"
+    """Text: a Hugging Face dataset id, a folder, a file (txt, jsonl, parquet), or default (needs no network)."""
+    context: int = 256
+    """Tokens per block; documents are packed into blocks of this length."""
+    seed: int = 0
+    """Seed of every random choice; the batch order is a function of seed and step alone."""
+    dtype: Dtype = "float32"
+    """Number format of the model's weights."""
+    device: Device = "auto"
+    """Where to compute; auto takes cuda, then mps, then cpu."""
+
+    def validate(self) -> None:
+        """Blocks hold at least two tokens: position 0 is reported apart."""
+        self._refuse(self.context < 2, "context", "a block needs at least 2 tokens")
+
+
+@dataclass(frozen=True, kw_only=True)
+class OfRun(Verb):
+    """The verbs that start from a finished training run; model, layer and context are read from its config.json."""
+
+    run: Positional[Path]
+    """Directory written by `clearhead train lorsa`."""
+    text: str | None = None
+    """Text to measure on, as for training. Derived: the run's own, from its held-out part."""
+    split: Split = "held_out"
+    """Part of the text: held_out holds other documents (other packages, other books) than train."""
+    tokens: int = 100_000
+    """Tokens to measure on."""
+    batch_blocks: int = 8
+    """Blocks per forward pass: memory against speed, never the result."""
+    seed: int = 0
+    """Seed of every random choice."""
+    dtype: Dtype = "float32"
+    """Number format of the model's weights."""
+    device: Device = "auto"
+    """Where to compute; auto takes cuda, then mps, then cpu."""
+
+    def validate(self) -> None:
+        """Counts are positive."""
+        self._positive("tokens", "batch-blocks")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Harvest(OfModel):
+    """Write the inputs and outputs of one attention layer to disk, once, for many trainings."""
+
+    verb: ClassVar[str] = "harvest"
+
+    split: Split = "train"
+    """Part of the text to read."""
+    tokens: int = 400_000
+    """Tokens to harvest."""
+    batch_blocks: int = 8
+    """Blocks per forward pass."""
+    out: Path | None = None
+    """Directory of the store; an interrupted one is continued. Derived: stores/<model>-<layer>-<text>."""
+
+    def validate(self) -> None:
+        """Counts are positive."""
+        super().validate()
+        self._positive("tokens", "batch-blocks")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainLorsa(OfModel):
+    """Train a Lorsa: thousands of rank-1 heads that share QK groups and together reproduce one attention layer."""
+
+    verb: ClassVar[str] = "train lorsa"
+
+    tokens: int = 400_000
+    """Tokens to train on; more than the text holds means several epochs, reshuffled each time."""
+    heads: int | None = None
+    """Number of Lorsa heads H. Derived: 8 times the model's width."""
+    groups: int | None = None
+    """Number of QK groups; heads of one group share a pattern. Derived: heads divided by the model's head width."""
+    k: int = 64
+    """Heads active per token (K); the mean of them for batchtopk. Not used by relu and jumprelu."""
+    activation: Activation = "topk"
+    """Which heads stay active at a token."""
+    init: Initialisation = "data"
+    """Starting weights: from the original heads in the axes their outputs vary along (data), from their weights alone
+    (original), from noise (random), or as the reference implementation documents it (reference)."""
+    lr: float = 1e-3
+    """Peak learning rate of Adam."""
+    batch_tokens: int = 512
+    """Tokens per step, a multiple of the context. At a fixed number of tokens, more steps beat larger ones."""
+    warmup_share: float = 0.02
+    """Share of the steps over which the learning rate rises from 0."""
+    decay_share: float = 0.2
+    """Share of the steps, at the end, over which the learning rate falls to 0."""
+    k_anneal_share: float = 0.1
+    """Share of the steps over which K falls to its final value."""
+    k_start_factor: float = 4.0
+    """K at the first step, as a multiple of its final value."""
+    aux_k: int = 256
+    """Dead heads that help to predict what the active ones missed (AuxK); 0 turns it off."""
+    dead_after_tokens: int = 20_000
+    """A head that was active nowhere in this many tokens counts as dead for AuxK."""
+    grad_clip: float = 1.0
+    """Largest gradient norm; 0 turns clipping off."""
+    bf16: bool = False
+    """Compute the Lorsa in bfloat16 with float32 weights; slower than float32 on most CPUs."""
+    store: Path | None = None
+    """Activation store written by `clearhead harvest`. Derived: none, activations are computed as they are needed."""
+    checkpoint_every: int = 200
+    """Steps between checkpoints; Ctrl-C writes one too."""
+    tracker: Tracker = "none"
+    """Where metrics go besides metrics.jsonl."""
+    out: Path | None = None
+    """Run directory. Derived: runs/<model>-<layer>-h<heads>-k<k>-<init>."""
+    resume: bool = True
+    """Continue a run directory that holds the same configuration; otherwise refuse to write into it."""
+
+    def validate(self) -> None:
+        """Counts are positive, K fits into the heads, groups divide them, blocks fill the batch, shares are shares."""
+        super().validate()
+        self._positive("tokens", "heads", "groups", "k", "lr", "checkpoint-every", "dead-after-tokens", "k-start-factor")
+        if self.heads is not None:
+            self._refuse(self.k > self.heads, "k", f"at most all {self.heads} heads can be active; see --heads")
+            self._refuse(
+                self.groups is not None and self.heads % self.groups != 0,
+                "groups",
+                f"it must divide the {self.heads} heads into equal groups",
+            )
+        self._refuse(
+            self.batch_tokens < self.context or self.batch_tokens % self.context != 0,
+            "batch-tokens",
+            f"a batch holds whole blocks; give a multiple of --context {self.context}",
+        )
+        for share in ("warmup-share", "decay-share", "k-anneal-share"):
+            value = getattr(self, share.replace("-", "_"))
+            self._refuse(not 0 <= value <= 1, share, "a share lies between 0 and 1")
+        self._refuse(
+            self.warmup_share + self.decay_share > 1, "warmup-share", "with --decay-share it exceeds the whole run"
+        )
+        self._refuse(self.aux_k < 0, "aux-k", "give 0 to turn it off")
+        self._refuse(self.grad_clip < 0, "grad-clip", "give 0 to turn it off")
+
+    def resolved(self, *, n_layers: int, d_model: int, d_head: int) -> "TrainLorsa":
+        """The same configuration with every derived field filled in from the model's geometry; validated again.
+
+        Raises `ClearheadError` when the layer does not exist or the heads do not divide into groups.
+        """
+        heads = 8 * d_model if self.heads is None else self.heads
+        groups = max(1, heads // d_head) if self.groups is None else self.groups
+        layer = resolve_layer(self.layer, n_layers)
+        name = f"{Path(self.model).name}-{layer}-h{heads}-k{self.k}-{self.init}"
+        out = Path("runs") / name if self.out is None else self.out
+        return dataclasses.replace(self, heads=heads, groups=groups, layer=layer, out=out)
+
+    def steps(self) -> int:
+        """Optimiser steps: tokens divided by tokens per step, rounded up."""
+        return -(-self.tokens // self.batch_tokens)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evaluate(OfRun):
+    """Measure a trained Lorsa on held-out text: FVU, L0, dead heads, and the model's loss with the layer replaced."""
+
+    verb: ClassVar[str] = "evaluate"
+
+    downstream_tokens: int = 20_000
+    """Tokens for the loss with the layer replaced, which needs the whole model; 0 leaves it out."""
+    out: Path | None = None
+    """File for the numbers. Derived: evaluation.json in the run directory."""
+
+    def validate(self) -> None:
+        """Counts are positive."""
+        super().validate()
+        self._refuse(self.downstream_tokens < 0, "downstream-tokens", "give 0 to leave it out")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Analyze(OfRun):
+    """Find what each head does: top contexts, z patterns, logits, shares over the original heads; writes an atlas."""
+
+    verb: ClassVar[str] = "analyze"
+
+    top: int = 16
+    """Contexts kept per head, by activation."""
+    quantiles: int = 8
+    """Further contexts per head, spread over the range of its activation."""
+    negatives: int = 4
+    """Further contexts per head in which it is not active, drawn at random."""
+    out: Path | None = None
+    """Directory of the atlas. Derived: atlas in the run directory."""
+
+    def validate(self) -> None:
+        """Counts are positive."""
+        super().validate()
+        self._positive("top")
+        self._refuse(self.quantiles < 0, "quantiles", "give 0 for none")
+        self._refuse(self.negatives < 0, "negatives", "give 0 for none")
+
+
+@dataclass(frozen=True, kw_only=True)
+class View(Verb):
+    """Write one self-contained page from an atlas; it opens in any browser without a network."""
+
+    verb: ClassVar[str] = "view"
+
+    run: Positional[Path]
+    """Run directory with an atlas, or the atlas directory itself."""
+    out: Path | None = None
+    """File of the page. Derived: page.html beside the atlas."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Demo(Verb):
+    """Train, evaluate, analyse and show a Lorsa of one layer of a real model, with text that needs no network."""
+
+    verb: ClassVar[str] = "demo"
+
+    model: str = "smollm2"
+    """Model under study, as for `clearhead train lorsa`."""
+    layer: int | None = 12
+    """Attention layer."""
+    tokens: int = 160_000
+    """Tokens to train on."""
+    heads: int | None = None
+    """Number of Lorsa heads. Derived: 8 times the model's width."""
+    context: int = 256
+    """Tokens per block."""
+    measured_tokens: int = 30_000
+    """Held-out tokens for the evaluation and the analysis."""
+    device: Device = "auto"
+    """Where to compute; auto takes cuda, then mps, then cpu."""
+    out: Path = Path("runs/demo")
+    """Directory of the run; what is finished there with the same settings is reused."""
+
+    def validate(self) -> None:
+        """Counts are positive."""
+        self._positive("tokens", "measured-tokens", "heads")
+
+
+@dataclass(frozen=True, kw_only=True)
+class BenchLorsa(Verb):
+    """Time one training step against a dense torch implementation and, where installed, the reference package."""
+
+    verb: ClassVar[str] = "bench lorsa"
+
+    d_model: int = 512
+    """Width of the layer."""
+    context: int = 256
+    """Tokens per block."""
+    batch: int = 8
+    """Blocks per step."""
+    heads: int = 4096
+    """Number of Lorsa heads."""
+    groups: int = 64
+    """Number of QK groups."""
+    d_qk: int = 64
+    """Width of queries and keys."""
+    k: int = 64
+    """Heads active per token."""
+    repeats: int = 10
+    """Timed steps per implementation; the implementations take turns, and the median is reported."""
+    threads: int = 2
+    """Threads of each implementation."""
+    reference_python: Path | None = None
+    """Interpreter of a virtual environment that holds the reference package. Derived: none, the comparison is with
+    the dense implementation alone; docs/howto/bench.md says how to make one."""
+    out: Path = Path("benchmarks")
+    """Directory of the report, named by date and machine."""
+
+    def validate(self) -> None:
+        """Counts are positive and fit each other."""
+        self._positive("d-model", "context", "batch", "heads", "groups", "d-qk", "k", "repeats", "threads")
+        self._refuse(self.k > self.heads, "k", f"at most all {self.heads} heads can be active")
+        self._refuse(self.heads % self.groups != 0, "groups", f"it must divide the {self.heads} heads")
+
+
+@dataclass(frozen=True, kw_only=True)
+class BenchZPattern(Verb):
+    """Time the exact split of every activation over its source tokens."""
+
+    verb: ClassVar[str] = "bench zpattern"
+
+    d_model: int = 128
+    """Width of the layer."""
+    context: int = 64
+    """Tokens per block."""
+    blocks: int = 48
+    """Blocks analysed."""
+    heads: int = 1024
+    """Number of Lorsa heads."""
+    groups: int = 16
+    """Number of QK groups."""
+    k: int = 32
+    """Heads active per token."""
+    repeats: int = 3
+    """Timed passes; the median is reported."""
+    threads: int = 1
+    """Threads."""
+    out: Path = Path("benchmarks")
+    """Directory of the report, named by date and machine."""
+
+    def validate(self) -> None:
+        """Counts are positive and fit each other."""
+        self._positive("d-model", "context", "blocks", "heads", "groups", "k", "repeats", "threads")
+        self._refuse(self.k > self.heads, "k", f"at most all {self.heads} heads can be active")
+        self._refuse(self.heads % self.groups != 0, "groups", f"it must divide the {self.heads} heads")
+
+
+VERBS: dict[str, type[Verb]] = {
+    cls.verb: cls for cls in (Demo, Harvest, TrainLorsa, Evaluate, Analyze, View, BenchLorsa, BenchZPattern)
+}
+
+
+def resolve_layer(layer: int | None, n_layers: int) -> int:
+    """The layer's index from 0: None is the middle layer, negative numbers count from the end."""
+    if layer is None:
+        return n_layers // 2
+    if not -n_layers <= layer < n_layers:
+        raise ClearheadError(f"there is no layer {layer}: the model has {n_layers}, give 0 to {n_layers - 1}")
+    return layer % n_layers
+
+
+def from_dict(value: Any, source: str | Path = "the configuration") -> Verb:
+    """The configuration that `Verb.to_dict` wrote; `source` names it in errors.
+
+    Raises `UnknownNameError` for a key or a verb that does not exist, naming the nearest one and the version that
+    wrote the file; `CorruptFileError` for a value of the wrong type or a newer schema; and what `validate` raises.
+    """
+    if not isinstance(value, dict) or not isinstance(value.get("schema"), int):
+        raise CorruptFileError(f"{source} is no clearhead configuration: it has no integer `schema`")
+    wrote = f"{source} was written by clearhead {value.get('clearhead', 'of unknown version')}."
+    if value["schema"] > SCHEMA:
+        raise CorruptFileError(f"{source} has schema {value['schema']}, this clearhead reads up to {SCHEMA}. {wrote}")
+    name = value.get("verb")
+    if name not in VERBS:
+        raise UnknownNameError("verb", str(name), VERBS, wrote)
+    cls = VERBS[name]
+    hints = get_type_hints(cls)
+    given = {key: item for key, item in value.items() if key not in ("schema", "verb", "clearhead")}
+    known = {field.name for field in dataclasses.fields(cls)}
+    for key, item in given.items():
+        if key not in known:
+            raise UnknownNameError("key", key, known, wrote)
+        given[key] = _checked(item, hints[key], f"{key} in {source}")
+    missing = [field.name for field in dataclasses.fields(cls) if _required(field) and field.name not in given]
+    if missing:
+        raise CorruptFileError(f"{source} lacks {', '.join(missing)}. {wrote}")
+    return cls(**given)
+
+
+def differences(old: Verb, new: Verb, *, ignore: tuple[str, ...] = ()) -> list[str]:
+    """The fields in which two configurations of one verb differ, each as `k: 64 -> 32`; `ignore` names exceptions."""
+    before, after = old.to_dict(), new.to_dict()
+    skipped = {"clearhead", *ignore}
+    return [
+        f"{key}: {before.get(key)} -> {after.get(key)}"
+        for key in before | after
+        if key not in skipped and before.get(key) != after.get(key)
+    ]
+
+
+def _required(field: dataclasses.Field) -> bool:
+    return field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
+
+
+def _checked(value: Any, hint: Any, place: str) -> Any:
+    """`value` as the annotation `hint` wants it, from its JSON form; raises `CorruptFileError` naming `place`."""
+    if get_origin(hint) is Annotated:
+        hint = get_args(hint)[0]
+    options = get_args(hint) if get_origin(hint) in (typing.Union, types.UnionType) else (hint,)
+    for option in options:
+        if get_origin(option) is Literal and value in get_args(option):
+            return value
+        if option is Path and isinstance(value, str):
+            return Path(value)
+        if option is float and type(value) in (int, float):
+            return float(value)
+        if isinstance(option, type) and type(value) is option:
+            return value
+    wanted = [", ".join(get_args(o)) if get_origin(o) is Literal else _spelled(o) for o in options]
+    near = difflib.get_close_matches(str(value), [w for o in options for w in get_args(o)], n=1)
+    hint_text = f"; did you mean {near[0]!r}?" if near else ""
+    raise CorruptFileError(f"{place} is {value!r}, expected {' or '.join(wanted)}{hint_text}")
+
+
+def _spelled(option: Any) -> str:
+    return "null" if option is type(None) else option.__name__
