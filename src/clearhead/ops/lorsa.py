@@ -1,0 +1,142 @@
+"""Attention of a Lorsa layer (arXiv 2504.20938): n heads of value width 1 that share g query-key groups.
+
+    A_g = softmax_causal(scale * q_g k_g^T)        z[i, n] = sum_j A_{g(n)}[i, j] v[j, n],   g(n) = n // (n_heads / g)
+
+The z of one group is ordinary attention whose value width is the group's number of heads, so `attend` runs torch's
+fused attention per group and never stores a pattern. Exact additions: a sliding window, a soft cap on the scores, and
+a sink logit per group (one more key whose value is zero). Not here: projections, RoPE, the choice of active heads.
+"""
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from clearhead.errors import ClearheadError
+
+
+def attend(
+    q: Float[Tensor, "b g t dh"],
+    k: Float[Tensor, "b g t dh"],
+    v: Float[Tensor, "b t n"],
+    *,
+    scale: float,
+    window: int | None = None,
+    softcap: float | None = None,
+    sink: Float[Tensor, " g"] | None = None,
+) -> Float[Tensor, "b t n"]:
+    """Pre-activations z of all heads at all positions (the paper's equation for a Lorsa head, before top-K).
+
+    `scale` multiplies the scores. `window`: a query sees itself and the window - 1 keys before it. `softcap` c:
+    scores become c * tanh(score / c). `sink`: one logit per group, added to the softmax's denominator only.
+    Position t of every sequence is a query and a key; padding belongs on the right, where causality hides it.
+    Raises `ClearheadError` when n is not a multiple of g or a length disagrees.
+    """
+    _check(q, k, v)
+    if softcap is not None:
+        return _mix(pattern(q, k, scale=scale, window=window, softcap=softcap, sink=sink), v)
+    return _attend_fused(q, k, v, scale, window, sink)
+
+
+def pattern(
+    q: Float[Tensor, "b g q dh"],
+    k: Float[Tensor, "b g k dh"],
+    *,
+    scale: float,
+    window: int | None = None,
+    softcap: float | None = None,
+    sink: Float[Tensor, " g"] | None = None,
+) -> Float[Tensor, "b g q k"]:
+    """Attention weights of each group, explicit: b * g * t * t numbers, for analysis and for soft-capped models.
+
+    Rows sum to 1, or to less where a sink takes its share. The queries are the last positions of the keys.
+    """
+    scores = q @ k.transpose(-1, -2) * scale
+    if softcap is not None:
+        scores = torch.tanh(scores / softcap) * softcap
+    scores = scores.masked_fill(~visible(q.shape[2], k.shape[2], window, q.device), -torch.inf)
+    if sink is None:
+        return scores.softmax(-1)
+    column = sink.to(scores.dtype)[None, :, None, None].expand(*scores.shape[:3], 1)
+    return torch.cat([scores, column], -1).softmax(-1)[..., :-1]
+
+
+def visible(n_queries: int, n_keys: int, window: int | None, device: torch.device) -> Bool[Tensor, "q k"]:
+    """Which keys each query sees: causal, and no farther back than `window` - 1 positions."""
+    distance = torch.arange(n_queries, device=device)[:, None] + (n_keys - n_queries)
+    distance = distance - torch.arange(n_keys, device=device)[None, :]
+    seen = distance >= 0
+    return seen if window is None else seen & (distance < window)
+
+
+def attend_reference(
+    q: Float[Tensor, "b g t dh"],
+    k: Float[Tensor, "b g t dh"],
+    v: Float[Tensor, "b t n"],
+    *,
+    scale: float,
+    window: int | None = None,
+    softcap: float | None = None,
+    sink: Float[Tensor, " g"] | None = None,
+) -> Float[Tensor, "b t n"]:
+    """`attend` in float64 with explicit patterns: what every fast path is tested against."""
+    wide = None if sink is None else sink.double()
+    weights = pattern(q.double(), k.double(), scale=scale, window=window, softcap=softcap, sink=wide)
+    return _mix(weights, v.double())
+
+
+def _attend_fused(
+    q: Tensor, k: Tensor, v: Tensor, scale: float, window: int | None, sink: Tensor | None
+) -> Float[Tensor, "b t n"]:
+    b, t, n = v.shape
+    g, size = q.shape[1], n // q.shape[1]
+    values = v.view(b, t, g, size).transpose(1, 2)
+    if sink is not None:
+        q, k, values = _with_sink(q, k, values, sink / scale)
+    # the fused kernels want one width for q, k and v; zero columns change neither the scores nor the other values
+    width = max(q.shape[-1], size)
+    q, k = (F.pad(x, (0, width - x.shape[-1])) if x.shape[-1] < width else x for x in (q, k))
+    if size < width:
+        values = F.pad(values, (0, width - size))
+    mask = None if window is None else _window_mask(t, window, sink is not None, q.device)
+    z = F.scaled_dot_product_attention(q, k, values, attn_mask=mask, is_causal=mask is None, scale=scale)
+    first = 0 if sink is None else 1
+    return z[:, :, first:, :size].transpose(1, 2).reshape(b, t, n)
+
+
+def _with_sink(q: Tensor, k: Tensor, values: Tensor, logit: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Put the sink at a position before the first: its key meets a constant 1 in every query, its value is zero.
+
+    The query at that extra position sees only the sink and is dropped from the result.
+    """
+    b, g = q.shape[:2]
+    q = F.pad(F.pad(q, (0, 1), value=1.0), (0, 0, 1, 0))
+    key = F.pad(logit.to(k.dtype)[:, None], (k.shape[-1], 0))
+    k = torch.cat([key[None, :, None, :].expand(b, g, 1, -1), F.pad(k, (0, 1))], 2)
+    return q, k, F.pad(values, (0, 0, 1, 0))
+
+
+def _window_mask(t: int, window: int, has_sink: bool, device: torch.device) -> Bool[Tensor, "q k"]:
+    mask = visible(t, t, window, device)
+    if not has_sink:
+        return mask
+    mask = F.pad(mask, (1, 0, 1, 0))
+    mask[:, 0] = True
+    return mask
+
+
+def _mix(weights: Float[Tensor, "b g q k"], v: Float[Tensor, "b k n"]) -> Float[Tensor, "b q n"]:
+    b, t, n = v.shape
+    g = weights.shape[1]
+    values = v.view(b, t, g, n // g).transpose(1, 2)
+    return (weights @ values).transpose(1, 2).reshape(b, weights.shape[2], n)
+
+
+def _check(q: Tensor, k: Tensor, v: Tensor) -> None:
+    b, g, t, _ = q.shape
+    if k.shape != q.shape or v.shape[:2] != (b, t) or v.shape[2] % g:
+        raise ClearheadError(
+            f"attend got q {tuple(q.shape)}, k {tuple(k.shape)}, v {tuple(v.shape)}; expected q and k "
+            f"[batch, groups, positions, width] of one shape, and v [batch, positions, heads] with the same batch and "
+            f"positions and a number of heads that the {g} groups divide"
+        )

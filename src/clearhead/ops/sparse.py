@@ -1,0 +1,38 @@
+"""Decoding a sparse code: y[r] = sum_k values[r, k] * W_O[heads[r, k]].
+
+Forward and backward read and write only the K rows of W_O that each token names:
+
+    d values[r, k] = dy[r] . W_O[heads[r, k]]
+    d W_O[h]       = sum of values[r, k] * dy[r] over all (r, k) with heads[r, k] = h
+
+dW_O itself is dense [n, d]. Not here: the bias, sums over several dictionaries.
+"""
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float, Int64
+from torch import Tensor
+
+from clearhead.ops.topk import topk
+
+
+def decode(
+    values: Float[Tensor, "r k"], heads: Int64[Tensor, "r k"], W_O: Float[Tensor, "n d"]
+) -> Float[Tensor, "r d"]:
+    """The weighted sum of K rows of W_O for each token, in W_O's dtype."""
+    return F.embedding_bag(heads, W_O, per_sample_weights=values.to(W_O.dtype), mode="sum")
+
+
+def topk_decode(
+    z: Float[Tensor, "r n"], k: int, W_O: Float[Tensor, "n d"]
+) -> tuple[Float[Tensor, "r k"], Int64[Tensor, "r k"], Float[Tensor, "r d"]]:
+    """`topk` and `decode` in one: values, heads and y, with one scatter into dz in the backward pass."""
+    values, heads = topk(z, k)
+    return values, heads, decode(values, heads, W_O)
+
+
+def decode_reference(
+    values: Float[Tensor, "r k"], heads: Int64[Tensor, "r k"], W_O: Float[Tensor, "n d"]
+) -> Float[Tensor, "r d"]:
+    """`decode` in float64 by gathering the rows: what every fast path is tested against."""
+    return torch.einsum("rk,rkd->rd", values.double(), W_O.double()[heads])

@@ -1,0 +1,100 @@
+"""Which heads are active: exact top-K per token or over a batch, and JumpReLU.
+
+    topk        values = the k largest of max(z, 0) in each row, heads = where they are
+    batch_topk  max(z, 0) where it is among the k * rows largest of the whole batch, else 0
+    jumprelu    z where z > exp(log_threshold), else 0; the threshold learns by a straight-through estimate
+
+Gradients reach z only through what was kept. NaN counts as larger than every number, so it is always kept and
+surfaces in the values. Among equal values any may be kept. Not here: approximate selection, decoder-norm weighting.
+"""
+
+import torch
+from jaxtyping import Float, Int64
+from torch import Tensor
+
+from clearhead.errors import ClearheadError
+
+
+def topk(z: Float[Tensor, "r n"], k: int, *, signed: bool = False) -> tuple[Float[Tensor, "r k"], Int64[Tensor, "r k"]]:
+    """Values and heads of the k most active heads of each row, in no particular order.
+
+    A row with fewer than k positive entries is filled up with value 0 at heads that are not otherwise named.
+    `signed`: rank by |z| and keep the sign (the paper's first checkpoints). Raises `ClearheadError` unless 1 <= k <= n.
+    """
+    _check(z, k)
+    if signed:
+        heads = z.abs().topk(k, dim=-1, sorted=False).indices
+        return z.gather(-1, heads), heads
+    values, heads = z.relu().topk(k, dim=-1, sorted=False)
+    return values, heads
+
+
+def batch_topk(z: Float[Tensor, "r n"], k: int) -> Float[Tensor, "r n"]:
+    """max(z, 0) kept where it is among the k * r largest entries of the batch, 0 elsewhere; k on average per row."""
+    _check(z, k)
+    active = z.relu()
+    if k * z.shape[0] >= z.numel():
+        return active
+    flat = active.flatten()
+    kept = flat.topk(k * z.shape[0], sorted=False).indices
+    return torch.zeros_like(flat).scatter(0, kept, flat[kept]).view_as(z)
+
+
+def jumprelu(z: Float[Tensor, "... n"], log_threshold: Float[Tensor, " n"], bandwidth: float) -> Float[Tensor, "... n"]:
+    """JumpReLU: z * [z > theta] with theta = exp(log_threshold) (arXiv 2407.14435, equation 10).
+
+    Gradients: dz = dy * [z > theta]; d theta = -sum dy * (theta / bandwidth) * [|z - theta| < bandwidth / 2],
+    and d log_threshold = theta * d theta. The first is exact almost everywhere, the second is the
+    straight-through estimate with a rectangle of width `bandwidth`.
+    """
+    return _JumpReLU.apply(z, log_threshold, bandwidth)
+
+
+def active(z: Float[Tensor, "... n"], log_threshold: Float[Tensor, " n"], bandwidth: float) -> Float[Tensor, "... n"]:
+    """The gate [z > theta] as 0 and 1: its sum is the L0 that a JumpReLU dictionary pays for.
+
+    Gradients: none to z; d theta = -sum dy * (1 / bandwidth) * [|z - theta| < bandwidth / 2] (equation 12).
+    """
+    return _Active.apply(z, log_threshold, bandwidth)
+
+
+class _JumpReLU(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, z, log_threshold, bandwidth):  # pyright: ignore[reportIncompatibleMethodOverride]
+        ctx.save_for_backward(z, log_threshold)
+        ctx.bandwidth = bandwidth
+        # a NaN is neither above nor below: keep it, so it is seen
+        return torch.where(z <= log_threshold.exp(), torch.zeros_like(z), z)
+
+    @staticmethod
+    def backward(ctx, dy):  # pyright: ignore[reportIncompatibleMethodOverride]
+        z, log_threshold = ctx.saved_tensors
+        theta = log_threshold.exp()
+        dz = torch.where(z <= theta, torch.zeros_like(dy), dy)
+        near = ((z - theta).abs() < ctx.bandwidth / 2).to(dy.dtype)
+        dtheta = -(dy * near).flatten(0, -2).sum(0) * theta / ctx.bandwidth
+        return dz, dtheta * theta, None
+
+
+class _Active(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, z, log_threshold, bandwidth):  # pyright: ignore[reportIncompatibleMethodOverride]
+        ctx.save_for_backward(z, log_threshold)
+        ctx.bandwidth = bandwidth
+        return (z > log_threshold.exp()).to(z.dtype)
+
+    @staticmethod
+    def backward(ctx, dy):  # pyright: ignore[reportIncompatibleMethodOverride]
+        z, log_threshold = ctx.saved_tensors
+        theta = log_threshold.exp()
+        near = ((z - theta).abs() < ctx.bandwidth / 2).to(dy.dtype)
+        dtheta = -(dy * near).flatten(0, -2).sum(0) / ctx.bandwidth
+        return torch.zeros_like(z), dtheta * theta, None
+
+
+def _check(z: Tensor, k: int) -> None:
+    if z.ndim != 2 or not 1 <= k <= z.shape[1]:
+        raise ClearheadError(
+            f"top-k got k = {k} and activations of shape {tuple(z.shape)}; expected a matrix [rows, heads] and "
+            f"1 <= k <= heads: choose a k no larger than the number of heads"
+        )
