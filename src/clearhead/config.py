@@ -1,4 +1,4 @@
-"""Every knob of every verb: one frozen dataclass per verb, which is its Python argument, its options and its config.json.
+"""Every knob of every verb: one frozen dataclass per verb is its Python argument, its options and its config.json.
 
 The text under each field is what `--help` prints. What a model's own configuration determines (widths, RoPE, grouped
 heads, context) is derived when the verb runs and is no option; None means "derived" and the text says from what.
@@ -6,17 +6,14 @@ This module loads neither torch nor transformers and touches no file.
 """
 
 import dataclasses
-import difflib
-import types
-import typing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, get_args, get_origin, get_type_hints
+from typing import Any, ClassVar, Literal
 
 from tyro.conf import Positional
 
 import clearhead
-from clearhead.errors import ClearheadError, CorruptFileError, UnknownNameError
+from clearhead.errors import ClearheadError
 
 SCHEMA = 1
 
@@ -109,7 +106,7 @@ class OfRun(Verb):
 
 @dataclass(frozen=True, kw_only=True)
 class Harvest(OfModel):
-    """Write the inputs and outputs of one attention layer to disk, once, for many trainings."""
+    """Store the inputs and outputs of one attention layer, once, for many trainings."""
 
     verb: ClassVar[str] = "harvest"
 
@@ -130,7 +127,7 @@ class Harvest(OfModel):
 
 @dataclass(frozen=True, kw_only=True)
 class TrainLorsa(OfModel):
-    """Train a Lorsa: thousands of rank-1 heads that share QK groups and together reproduce one attention layer."""
+    """Train a Lorsa: thousands of rank-1 heads that together reproduce one attention layer."""
 
     verb: ClassVar[str] = "train lorsa"
 
@@ -139,14 +136,13 @@ class TrainLorsa(OfModel):
     heads: int | None = None
     """Number of Lorsa heads H. Derived: 8 times the model's width."""
     groups: int | None = None
-    """Number of QK groups; heads of one group share a pattern. Derived: heads divided by the model's head width."""
+    """QK groups; their heads share a pattern. Derived: heads divided by the model's head width, or the next divisor."""
     k: int = 64
     """Heads active per token (K); the mean of them for batchtopk. Not used by relu and jumprelu."""
     activation: Activation = "topk"
     """Which heads stay active at a token."""
     init: Initialisation = "data"
-    """Starting weights: from the original heads in the axes their outputs vary along (data), from their weights alone
-    (original), from noise (random), or as the reference implementation documents it (reference)."""
+    """Starting weights: the original heads' in the axes of their outputs (data), theirs as is, noise, the reference."""
     lr: float = 1e-3
     """Peak learning rate of Adam."""
     batch_tokens: int = 512
@@ -181,7 +177,8 @@ class TrainLorsa(OfModel):
     def validate(self) -> None:
         """Counts are positive, K fits into the heads, groups divide them, blocks fill the batch, shares are shares."""
         super().validate()
-        self._positive("tokens", "heads", "groups", "k", "lr", "checkpoint-every", "dead-after-tokens", "k-start-factor")
+        self._positive("tokens", "heads", "groups", "k", "lr")
+        self._positive("checkpoint-every", "dead-after-tokens", "k-start-factor")
         if self.heads is not None:
             self._refuse(self.k > self.heads, "k", f"at most all {self.heads} heads can be active; see --heads")
             self._refuse(
@@ -209,7 +206,9 @@ class TrainLorsa(OfModel):
         Raises `ClearheadError` when the layer does not exist or the heads do not divide into groups.
         """
         heads = 8 * d_model if self.heads is None else self.heads
-        groups = max(1, heads // d_head) if self.groups is None else self.groups
+        groups = self.groups
+        if groups is None:
+            groups = next(count for count in range(max(1, heads // d_head), 0, -1) if heads % count == 0)
         layer = resolve_layer(self.layer, n_layers)
         name = f"{Path(self.model).name}-{layer}-h{heads}-k{self.k}-{self.init}"
         out = Path("runs") / name if self.out is None else self.out
@@ -222,7 +221,7 @@ class TrainLorsa(OfModel):
 
 @dataclass(frozen=True, kw_only=True)
 class Evaluate(OfRun):
-    """Measure a trained Lorsa on held-out text: FVU, L0, dead heads, and the model's loss with the layer replaced."""
+    """Measure a Lorsa on held-out text: FVU, L0, dead heads, the model's loss with the layer replaced."""
 
     verb: ClassVar[str] = "evaluate"
 
@@ -239,7 +238,7 @@ class Evaluate(OfRun):
 
 @dataclass(frozen=True, kw_only=True)
 class Analyze(OfRun):
-    """Find what each head does: top contexts, z patterns, logits, shares over the original heads; writes an atlas."""
+    """Find what each head does: contexts, z patterns, logits, shares over the original heads."""
 
     verb: ClassVar[str] = "analyze"
 
@@ -262,7 +261,7 @@ class Analyze(OfRun):
 
 @dataclass(frozen=True, kw_only=True)
 class View(Verb):
-    """Write one self-contained page from an atlas; it opens in any browser without a network."""
+    """Write one self-contained page of an analysed run; it opens without a network."""
 
     verb: ClassVar[str] = "view"
 
@@ -274,7 +273,7 @@ class View(Verb):
 
 @dataclass(frozen=True, kw_only=True)
 class Demo(Verb):
-    """Train, evaluate, analyse and show a Lorsa of one layer of a real model, with text that needs no network."""
+    """Decompose one layer of a real model, from training to the page, on text that needs no network."""
 
     verb: ClassVar[str] = "demo"
 
@@ -302,7 +301,7 @@ class Demo(Verb):
 
 @dataclass(frozen=True, kw_only=True)
 class BenchLorsa(Verb):
-    """Time one training step against a dense torch implementation and, where installed, the reference package."""
+    """Time one training step against a dense implementation and the reference package."""
 
     verb: ClassVar[str] = "bench lorsa"
 
@@ -325,8 +324,7 @@ class BenchLorsa(Verb):
     threads: int = 2
     """Threads of each implementation."""
     reference_python: Path | None = None
-    """Interpreter of a virtual environment that holds the reference package. Derived: none, the comparison is with
-    the dense implementation alone; docs/howto/bench.md says how to make one."""
+    """Python of an environment with the reference package (docs/howto/bench.md). Derived: none, it is left out."""
     out: Path = Path("benchmarks")
     """Directory of the report, named by date and machine."""
 
@@ -381,70 +379,3 @@ def resolve_layer(layer: int | None, n_layers: int) -> int:
     if not -n_layers <= layer < n_layers:
         raise ClearheadError(f"there is no layer {layer}: the model has {n_layers}, give 0 to {n_layers - 1}")
     return layer % n_layers
-
-
-def from_dict(value: Any, source: str | Path = "the configuration") -> Verb:
-    """The configuration that `Verb.to_dict` wrote; `source` names it in errors.
-
-    Raises `UnknownNameError` for a key or a verb that does not exist, naming the nearest one and the version that
-    wrote the file; `CorruptFileError` for a value of the wrong type or a newer schema; and what `validate` raises.
-    """
-    if not isinstance(value, dict) or not isinstance(value.get("schema"), int):
-        raise CorruptFileError(f"{source} is no clearhead configuration: it has no integer `schema`")
-    wrote = f"{source} was written by clearhead {value.get('clearhead', 'of unknown version')}."
-    if value["schema"] > SCHEMA:
-        raise CorruptFileError(f"{source} has schema {value['schema']}, this clearhead reads up to {SCHEMA}. {wrote}")
-    name = value.get("verb")
-    if name not in VERBS:
-        raise UnknownNameError("verb", str(name), VERBS, wrote)
-    cls = VERBS[name]
-    hints = get_type_hints(cls)
-    given = {key: item for key, item in value.items() if key not in ("schema", "verb", "clearhead")}
-    known = {field.name for field in dataclasses.fields(cls)}
-    for key, item in given.items():
-        if key not in known:
-            raise UnknownNameError("key", key, known, wrote)
-        given[key] = _checked(item, hints[key], f"{key} in {source}")
-    missing = [field.name for field in dataclasses.fields(cls) if _required(field) and field.name not in given]
-    if missing:
-        raise CorruptFileError(f"{source} lacks {', '.join(missing)}. {wrote}")
-    return cls(**given)
-
-
-def differences(old: Verb, new: Verb, *, ignore: tuple[str, ...] = ()) -> list[str]:
-    """The fields in which two configurations of one verb differ, each as `k: 64 -> 32`; `ignore` names exceptions."""
-    before, after = old.to_dict(), new.to_dict()
-    skipped = {"clearhead", *ignore}
-    return [
-        f"{key}: {before.get(key)} -> {after.get(key)}"
-        for key in before | after
-        if key not in skipped and before.get(key) != after.get(key)
-    ]
-
-
-def _required(field: dataclasses.Field) -> bool:
-    return field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
-
-
-def _checked(value: Any, hint: Any, place: str) -> Any:
-    """`value` as the annotation `hint` wants it, from its JSON form; raises `CorruptFileError` naming `place`."""
-    if get_origin(hint) is Annotated:
-        hint = get_args(hint)[0]
-    options = get_args(hint) if get_origin(hint) in (typing.Union, types.UnionType) else (hint,)
-    for option in options:
-        if get_origin(option) is Literal and value in get_args(option):
-            return value
-        if option is Path and isinstance(value, str):
-            return Path(value)
-        if option is float and type(value) in (int, float):
-            return float(value)
-        if isinstance(option, type) and type(value) is option:
-            return value
-    wanted = [", ".join(get_args(o)) if get_origin(o) is Literal else _spelled(o) for o in options]
-    near = difflib.get_close_matches(str(value), [w for o in options for w in get_args(o)], n=1)
-    hint_text = f"; did you mean {near[0]!r}?" if near else ""
-    raise CorruptFileError(f"{place} is {value!r}, expected {' or '.join(wanted)}{hint_text}")
-
-
-def _spelled(option: Any) -> str:
-    return "null" if option is type(None) else option.__name__

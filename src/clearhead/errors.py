@@ -34,6 +34,10 @@ class NonFiniteError(ClearheadError):
     """NaN or infinity where numbers were expected; names the site, the batch and the position."""
 
 
+class Interrupted(KeyboardInterrupt):
+    """Ctrl-C after the work so far was saved; the text says where it lies and how to continue it."""
+
+
 def nearest(given: str, valid: Iterable[str]) -> str | None:
     """The valid name closest to `given` by edit similarity, or None when nothing is close."""
     matches = difflib.get_close_matches(given, list(valid), n=1, cutoff=0.5)

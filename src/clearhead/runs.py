@@ -1,4 +1,4 @@
-"""Run directories: what every result carries, and how files reach the disk whole.
+"""Run directories: what every result carries, how files reach the disk whole, and how long work shows its progress.
 
 A run directory holds `config.json` (resolved), `env.json` (versions, commit, device, threads), `metrics.jsonl`,
 checkpoints and `summary.json` (final numbers under stable keys). One process owns a directory at a time.
@@ -11,10 +11,13 @@ import os
 import platform
 import subprocess
 import sys
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from importlib import metadata
 from pathlib import Path
 from typing import Any
+
+from tqdm import tqdm
 
 from clearhead.errors import ClearheadError, CorruptFileError
 
@@ -44,6 +47,36 @@ def written_aside(path: Path) -> Iterator[Path]:
         raise
     finally:
         aside.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def progress(
+    what: str, total: int, unit: str = "tokens", *, done: int = 0, every: float = 10.0
+) -> Iterator[Callable[[int], None]]:
+    """Show work on stderr with its rate and time left; the block calls the yielded `advance(n)` as it proceeds.
+
+    A terminal gets a bar; anything else (a log file, CI) gets a line at most every `every` seconds and one at the end.
+    `done` is what an earlier process had finished and does not count towards the rate.
+    """
+    if sys.stderr.isatty():
+        with tqdm(total=total, desc=what, unit=f" {unit}", initial=done, unit_scale=True, dynamic_ncols=True) as bar:
+            yield bar.update
+        return
+    start = shown = time.monotonic()
+    count = done
+
+    def advance(n: int) -> None:
+        nonlocal count, shown
+        count += n
+        now = time.monotonic()
+        if count >= total or now - shown >= every:
+            shown = now
+            rate = (count - done) / max(now - start, 1e-9)
+            left = f"{(total - count) / rate:,.0f} s left" if count < total and rate else f"{now - start:,.1f} s"
+            sys.stderr.write(f"{what}: {count:,} of {total:,} {unit}, {rate:,.0f}/s, {left}\n")
+            sys.stderr.flush()
+
+    yield advance
 
 
 def write_json(path: Path, value: Any) -> None:
