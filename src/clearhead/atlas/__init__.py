@@ -1,0 +1,7 @@
+"""Results on disk: parquet tables written whole, read through DuckDB. Pages read nothing else."""
+
+from clearhead.atlas.read import Atlas
+from clearhead.atlas.schema import SCHEMA_VERSION, TABLES
+from clearhead.atlas.write import AtlasWriter
+
+__all__ = ["SCHEMA_VERSION", "TABLES", "Atlas", "AtlasWriter"]

@@ -1,0 +1,102 @@
+"""The tables of an atlas: which columns, of which type, meaning what.
+
+An atlas is a directory with one parquet file per table and `atlas.json`, which holds the schema version and where
+the numbers come from. Every lens writes these tables and every page reads them. `docs/reference/atlas-schema.md`
+says the same in prose and is tested against this file.
+
+A change that an older reader would misread raises `SCHEMA_VERSION`; a reader refuses versions newer than its own.
+"""
+
+from dataclasses import dataclass
+
+import pyarrow as pa
+
+SCHEMA_VERSION = 1
+
+_text, _int, _float, _double, _bool = pa.string(), pa.int64(), pa.float32(), pa.float64(), pa.bool_()
+_effect = pa.struct([pa.field("token", _text), pa.field("token_id", _int), pa.field("logit", _float)])
+
+
+@dataclass(frozen=True)
+class Column:
+    """One column: its parquet type, its meaning, and whether a row may leave it empty."""
+
+    name: str
+    type: pa.DataType
+    meaning: str
+    optional: bool = False
+
+
+TABLES: dict[str, tuple[Column, ...]] = {
+    "units": (
+        Column("unit_id", _text, "name of the unit, `lorsa.12.345`; unique"),
+        Column("kind", _text, "`lorsa`, `head`, and what later lenses add"),
+        Column("layer", _int, "layer of the model", optional=True),
+        Column("index", _int, "number of the unit within its kind and layer", optional=True),
+        Column("group", _int, "QK group whose pattern the unit shares", optional=True),
+        Column("n_tokens", _int, "tokens the unit was evaluated on", optional=True),
+        Column("n_active", _int, "of these, tokens on which its activation is not 0", optional=True),
+        Column("rate", _double, "n_active / n_tokens", optional=True),
+        Column("mean_activation", _float, "mean activation over active tokens; empty for a dead unit", optional=True),
+        Column("max_activation", _float, "activation of largest magnitude; empty for a dead unit", optional=True),
+        Column("dead", _bool, "never active on the evaluated tokens", optional=True),
+        Column("histogram", pa.list_(_int), "active tokens per activation bin, 40 bins", optional=True),
+        Column("histogram_edges", pa.list_(_float), "the 41 edges of the bins", optional=True),
+        Column(
+            "decoder_norm", _float, "length of the write vector (of its matrix for an original head)", optional=True
+        ),
+        Column("raised", pa.list_(_effect), "the 10 logits raised most per unit of activation", optional=True),
+        Column("lowered", pa.list_(_effect), "the 10 logits lowered most per unit of activation", optional=True),
+        Column("share_output", pa.list_(_float), "share over the layer's original heads, by output", optional=True),
+        Column("share_weights", pa.list_(_float), "the same by weights alone", optional=True),
+        Column("share_routing", pa.list_(_float), "the same by overlap of attention patterns", optional=True),
+        Column("participation_output", _float, "1 / Σ share_output², number of heads spanned", optional=True),
+        Column("participation_weights", _float, "1 / Σ share_weights²", optional=True),
+        Column("participation_routing", _float, "1 / Σ share_routing²", optional=True),
+    ),
+    "examples": (
+        Column("example_id", _int, "number of the example; unique"),
+        Column("unit_id", _text, "unit the example is of"),
+        Column("category", _text, "`top`, `quantile` or `negative`"),
+        Column("rank", _int, "place within the category: 0 is the strongest"),
+        Column("activation", _float, "activation of the unit at `position`"),
+        Column("document", _text, "title of the text"),
+        Column("block", _int, "token block the example comes from"),
+        Column("position", _int, "place of the activating token in its block"),
+        Column("start", _int, "place in the block of the first token shown"),
+        Column("tokens", pa.list_(_text), "tokens shown; bytes that are not UTF-8 as \\xNN"),
+        Column("token_ids", pa.list_(_int), "their vocabulary entries"),
+        Column("activations", pa.list_(_float), "activation of the unit at each token shown"),
+    ),
+    "patterns": (
+        Column("example_id", _int, "example the row belongs to"),
+        Column("unit_id", _text, "unit the row belongs to"),
+        Column("query", _int, "place of the activating token among the tokens shown"),
+        Column("keys", pa.list_(_int), "places in the block of the source tokens kept"),
+        Column("weights", pa.list_(_float), "A_ij v_j of each source token kept"),
+        Column("rest", _float, "sum of A_ij v_j over the source tokens left out"),
+        Column("row_sum", _float, "sum of A_ij v_j over all source tokens: the pre-activation"),
+    ),
+    "graphs": (
+        Column("graph_id", _text, "name of the graph; unique"),
+        Column("provenance", _text, "JSON: model, prompt, token ids, protocol, versions, seed, parents"),
+        Column("units", pa.list_(_text), "names of the units"),
+        Column("activation", pa.list_(_double), "activation of each unit; an element may be empty"),
+        Column("source", pa.list_(_int), "place in `units` of each edge's source"),
+        Column("target", pa.list_(_int), "place in `units` of each edge's target"),
+        Column("weight", pa.list_(_double), "signed weight of each edge"),
+    ),
+    "layers": (
+        Column("layer", _int, "layer of the model"),
+        Column("kind", _text, "kind of unit the layer was decomposed into"),
+        Column("metric", _text, "name of the number: `fvu`, `l0`, `ce_clean`, `spanning_output`, ..."),
+        Column("value", _double, "the number"),
+    ),
+}
+"""Columns of each table, in order."""
+
+
+def arrow_schema(table: str) -> pa.Schema:
+    """The pyarrow schema of a table, with the schema version in its metadata."""
+    fields = [pa.field(column.name, column.type, nullable=column.optional) for column in TABLES[table]]
+    return pa.schema(fields, metadata={"clearhead_schema": str(SCHEMA_VERSION)})
