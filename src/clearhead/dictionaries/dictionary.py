@@ -1,0 +1,165 @@
+"""How a dictionary is kept on disk and on the hub: `model.safetensors`, `config.json` and a model card.
+
+`config.json` holds the kind, the schema version, the module's configuration, where it belongs (model, layer, sites)
+and the metrics it was published with. Unknown keys are refused with the nearest known one, so a file written by a
+newer version never loads half. No pickle is read or written.
+"""
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+
+from clearhead import __version__
+from clearhead.errors import ClearheadError, CorruptFileError, UnknownNameError
+from clearhead.hub import offline
+from clearhead.runs import read_json, written_aside
+
+SCHEMA = 1
+TOP_KEYS = ("kind", "schema", "clearhead", "config", "provenance", "metrics")
+
+
+def check_keys(given: dict[str, Any], valid: tuple[str, ...], where: str, version: str = "") -> None:
+    """Raise `UnknownNameError` for the first key of `given` that is not in `valid`."""
+    for key in given:
+        if key not in valid:
+            hint = f"({where}" + (f", written by clearhead {version}" if version else "") + ")"
+            raise UnknownNameError("configuration key", key, valid, hint)
+
+
+def config_from(cls: Any, values: dict[str, Any], where: str, version: str = "") -> Any:
+    """Build the frozen dataclass `cls` from a dictionary, refusing unknown and missing keys."""
+    fields = dataclasses.fields(cls)
+    check_keys(values, tuple(f.name for f in fields), where, version)
+    missing = [f.name for f in fields if f.default is dataclasses.MISSING and f.name not in values]
+    if missing:
+        raise CorruptFileError(f"{where} lacks the keys {missing}; restore the file or train again")
+    return cls(**values)
+
+
+def save_tensors(path: Path, tensors: dict[str, torch.Tensor]) -> None:
+    """Write tensors to a safetensors file, whole or not at all."""
+    with written_aside(path) as aside:
+        save_file({name: tensor.detach().contiguous().cpu() for name, tensor in tensors.items()}, aside)
+
+
+def load_tensors(path: Path) -> dict[str, torch.Tensor]:
+    """Read a safetensors file; raises `CorruptFileError` when it is truncated or not one."""
+    if not path.exists():
+        raise ClearheadError(f"there is no file {path}")
+    try:
+        return load_file(path)
+    except SafetensorError as error:
+        raise CorruptFileError(
+            f"{path} is truncated or not a safetensors file ({error}); delete it and write it again"
+        ) from error
+
+
+def save_dictionary(
+    folder: str | Path,
+    kind: str,
+    module: torch.nn.Module,
+    config: Any,
+    provenance: dict[str, Any],
+    metrics: dict[str, float] | None = None,
+) -> Path:
+    """Write weights, configuration and card of one dictionary into `folder` (created if needed)."""
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    save_tensors(folder / "model.safetensors", module.state_dict())
+    record = {
+        "kind": kind,
+        "schema": SCHEMA,
+        "clearhead": __version__,
+        "config": dataclasses.asdict(config),
+        "provenance": provenance,
+        "metrics": metrics or {},
+    }
+    with written_aside(folder / "config.json") as aside:
+        aside.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+    with written_aside(folder / "README.md") as aside:
+        aside.write_text(_card(kind, record), encoding="utf-8")
+    return folder
+
+
+def load_dictionary(name: str | Path, kind: str) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
+    """Read the record (`config.json`) and the tensors of a dictionary of `kind` from a folder or the hub.
+
+    Raises `ClearheadError` when nothing is there or the kind differs, `CorruptFileError` when a file is damaged.
+    """
+    folder = _locate(name)
+    record = read_json(folder / "config.json")
+    where = str(folder / "config.json")
+    if not isinstance(record, dict) or "kind" not in record:
+        raise CorruptFileError(f"{where} is not the configuration of a clearhead dictionary: it has no key 'kind'")
+    check_keys(record, TOP_KEYS, where, str(record.get("clearhead", "")))
+    if record["kind"] != kind:
+        raise ClearheadError(f"{folder} holds a {record['kind']!r}, and a {kind!r} was asked for")
+    if record.get("schema") != SCHEMA:
+        raise ClearheadError(
+            f"{where} has schema {record.get('schema')!r} and this version of clearhead ({__version__}) reads "
+            f"schema {SCHEMA}; install the version that wrote it ({record.get('clearhead')})"
+        )
+    return record, load_tensors(folder / "model.safetensors")
+
+
+def load_state(module: torch.nn.Module, tensors: dict[str, torch.Tensor], where: str) -> None:
+    """Copy tensors into `module`; names and shapes must agree exactly (else `CorruptFileError`)."""
+    own = module.state_dict()
+    wrong = sorted(set(own) ^ set(tensors))
+    wrong += [name for name in own if name in tensors and own[name].shape != tensors[name].shape]
+    if wrong:
+        raise CorruptFileError(f"the weights in {where} do not fit their config.json: {wrong} missing, extra or reshaped")
+    module.load_state_dict(tensors)
+
+
+def push_to_hub(folder: Path, repo_id: str, *, private: bool = False, revision: str | None = None) -> str:
+    """Upload a saved dictionary; returns its address. Raises `ClearheadError` when offline was asked for."""
+    if offline():
+        raise ClearheadError("CLEARHEAD_OFFLINE or HF_HUB_OFFLINE is set; unset it to upload to the hub")
+    from huggingface_hub import HfApi
+
+    api = HfApi()
+    api.create_repo(repo_id, private=private, exist_ok=True)
+    return str(api.upload_folder(repo_id=repo_id, folder_path=folder, revision=revision))
+
+
+def _locate(name: str | Path) -> Path:
+    folder = Path(name)
+    if folder.is_dir():
+        if not (folder / "config.json").exists():
+            raise ClearheadError(
+                f"{folder} holds no config.json; give the folder of a saved dictionary, such as runs/NAME/lorsa"
+            )
+        return folder
+    text = str(name)
+    if folder.is_absolute() or text.count("/") != 1 or text.startswith("."):
+        raise ClearheadError(f"there is no folder {text}; give a saved dictionary's folder or a hub id ORG/NAME")
+    if offline():
+        raise ClearheadError(f"there is no folder {text}, and the hub was not asked because offline is set")
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
+
+    try:
+        return Path(snapshot_download(text, allow_patterns=["*.json", "*.safetensors", "*.md"]))
+    except (HfHubHTTPError, LocalEntryNotFoundError) as error:
+        raise ClearheadError(f"there is no folder {text} and the hub gave none by that name: {error}") from error
+
+
+def _card(kind: str, record: dict[str, Any]) -> str:
+    provenance, metrics = record["provenance"], record["metrics"]
+    lines = ["---", "library_name: clearhead", "tags: [interpretability, attention]"]
+    if "/" in str(provenance.get("model", "")):
+        lines.append(f"base_model: {provenance['model']}")
+    lines += ["---", "", f"# {kind} for layer {provenance.get('layer')} of {provenance.get('model')}", ""]
+    if provenance.get("model_note"):
+        lines += [str(provenance["model_note"]), ""]
+    lines += [f"Trained with clearhead {record['clearhead']}.", "", "| metric | value |", "|---|---|"]
+    lines += [f"| {name} | {value:.6g} |" for name, value in metrics.items() if isinstance(value, (int, float))]
+    lines += ["", "```python", f"from clearhead import {kind.capitalize()}", ""]
+    lines += [f'dictionary = {kind.capitalize()}.from_pretrained("PATH_OR_HUB_ID")', "```", ""]
+    return "\n".join(lines)

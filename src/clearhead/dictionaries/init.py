@@ -1,0 +1,242 @@
+"""How a Lorsa starts: from noise, from the original heads, or as the reference implementation documents it.
+
+Everything happens on the scaled problem (f_in x -> f_out y) that training sees; see `training.lorsa.measure_scales`.
+All but `random` start with the original queries and keys, biases and norm gains included, repeated for every group that
+an original head hosts; they differ in the values:
+
+    random     nothing of the model
+    original   random orthogonal bases of each head's value space, both signs
+    data       directions that cluster the outputs of each head on a sample; groups shared out by output variance
+    reference  the per-head active subspace of the reference implementation (no query-key biases)
+
+`from_attention` gives the exact copy: as many Lorsa heads as the layer has value dimensions, all kept.
+"""
+
+import math
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float, Int
+from torch import Generator, Tensor
+
+from clearhead.dictionaries.lorsa import Lorsa, LorsaConfig
+from clearhead.errors import ClearheadError, UnknownNameError
+from clearhead.model.access import Model
+from clearhead.model.geometry import AttentionGeometry
+from clearhead.model.weights import AttentionWeights
+
+METHODS = ("data", "original", "random", "reference")
+
+
+class Sample(NamedTuple):
+    """Activations of one layer on a few blocks, as the model computes them."""
+
+    x: Float[Tensor, "b t d"]
+    y: Float[Tensor, "b t d"]
+    z: Float[Tensor, "b t h dv"]
+
+
+@torch.no_grad()
+def draw_sample(model: Model, layer: int, tokens: Int[Tensor, "b t"], batch_blocks: int = 8) -> Sample:
+    """Run the model up to `layer` on `tokens` and keep its attention's input, output and per-head mixed values."""
+    sites = [f"attn_in.{layer}", f"attn_out.{layer}", f"z.{layer}"]
+    parts = [model.run(batch, read=sites) for batch in tokens.split(batch_blocks)]
+    return Sample(*(torch.cat([run[site] for run in parts]).float() for site in sites))
+
+
+def lorsa_config(
+    geometry: AttentionGeometry, d_model: int, *, heads: int, groups: int, k: int, activation: str = "topk"
+) -> LorsaConfig:
+    """The configuration of a Lorsa for a layer of that geometry.
+
+    Raises `ClearheadError` where the layer's attention has a part that a Lorsa does not have: ALiBi, normed values,
+    norms over all heads at once or after the rotation.
+    """
+    norm = geometry.qk_norm
+    reasons = {
+        "its scores have an ALiBi slope": geometry.alibi is not None,
+        "its values are normalised": geometry.v_norm is not None,
+        "its query-key norm runs over all heads at once": norm is not None and norm.whole,
+        "its query-key norm comes after the rotation": norm is not None and norm.after_rope,
+    }
+    for reason, holds in reasons.items():
+        if holds:
+            raise ClearheadError(f"a Lorsa cannot imitate this layer exactly: {reason}; choose another model")
+    return LorsaConfig(
+        d_model=d_model,
+        n_heads=heads,
+        n_groups=groups,
+        d_qk=geometry.d_head,
+        k=k,
+        activation=activation,  # pyright: ignore[reportArgumentType]  # checked by LorsaConfig itself
+        scale=geometry.scale,
+        rope=geometry.rope.to_dict() if geometry.rope else None,
+        qk_norm=norm.kind if norm else None,
+        qk_norm_eps=norm.eps if norm else 0.0,
+        window=geometry.window,
+        softcap=geometry.softcap,
+        sinks=geometry.sinks,
+    )
+
+
+@torch.no_grad()
+def from_attention(weights: AttentionWeights, geometry: AttentionGeometry) -> Lorsa:
+    """The exact copy of a layer: one Lorsa head per value dimension, all kept (signed top-k with k = all)."""
+    w = weights.per_head()
+    h, d, dv = w.W_V.shape
+    config = lorsa_config(geometry, d, heads=h * dv, groups=h, k=h * dv, activation="signed-topk")
+    lorsa = Lorsa(config).to(w.W_V)
+    copy_queries_keys(lorsa, w, torch.arange(h), 1.0)
+    lorsa.W_V.copy_(w.W_V.mT.reshape(h * dv, d))
+    lorsa.W_O.copy_(w.W_O.reshape(h * dv, d))
+    if w.b_V is not None:
+        lorsa.b_V.copy_(w.b_V.reshape(-1))
+    if w.b_O is not None:
+        lorsa.b_D.copy_(w.b_O)
+    lorsa.normalise_decoder()
+    return lorsa.eval()
+
+
+@torch.no_grad()
+def copy_queries_keys(lorsa: Lorsa, w: AttentionWeights, host: Tensor, input_scale: float, biases: bool = True) -> None:
+    """Give group g the queries, keys, biases, norm gains and sink of original head `host[g]` (`w` is per head)."""
+    lorsa.W_Q.copy_(w.W_Q[host].mT / input_scale)
+    lorsa.W_K.copy_(w.W_K[host].mT / input_scale)
+    if biases and w.b_Q is not None:
+        lorsa.b_Q.copy_(w.b_Q[host])
+    if biases and w.b_K is not None:
+        lorsa.b_K.copy_(w.b_K[host])
+    if lorsa.config.qk_norm:
+        for own, gain in ((lorsa.q_gain, w.q_norm), (lorsa.k_gain, w.k_norm)):
+            if gain is not None:
+                own.copy_(gain.expand(len(w.W_Q), -1)[host])
+    if lorsa.config.sinks and w.sinks is not None:
+        lorsa.sink.copy_(w.sinks[host])
+
+
+def initialise(
+    lorsa: Lorsa,
+    method: str,
+    weights: AttentionWeights,
+    sample: Sample,
+    input_scale: float,
+    output_scale: float,
+    seed: int,
+) -> None:
+    """Fill the weights of `lorsa`, in place, for training on (input_scale * x -> output_scale * y).
+
+    `sample` is what the data-driven parts look at: the outputs' mean, each head's outputs, and the step size of the
+    values. Raises `UnknownNameError` for an unknown method and `ClearheadError` when there are fewer query-key groups
+    than original heads, since some heads would then be left out.
+    """
+    if method not in METHODS:
+        raise UnknownNameError("initialisation", method, METHODS)
+    generator = torch.Generator().manual_seed(seed)
+    scales = (input_scale, output_scale)
+    w = weights.per_head()
+    if method != "random" and lorsa.config.n_groups < len(w.W_Q):
+        raise ClearheadError(
+            f"initialisation {method!r} gives every original head at least one query-key group; there are "
+            f"{lorsa.config.n_groups} groups for {len(w.W_Q)} heads. Raise --groups, or use --init random"
+        )
+    fill = {"random": _random, "original": _original, "reference": _reference, "data": _data}[method]
+    fill(lorsa, w, sample, scales, generator)
+    lorsa.normalise_decoder()
+    if method != "random":
+        _fit_value_scale(lorsa, sample, scales, grid=method == "reference")
+
+
+def _random(
+    lorsa: Lorsa, w: AttentionWeights, sample: Sample, scales: tuple[float, float], generator: Generator
+) -> None:
+    """Gaussian weights of unit gain, unit decoder rows, the mean output as decoder bias."""
+    d = lorsa.config.d_model
+    for weight in (lorsa.W_Q, lorsa.W_K, lorsa.W_V, lorsa.W_O):
+        weight.copy_(torch.randn(weight.shape, generator=generator) / math.sqrt(d))
+    lorsa.b_D.copy_(sample.y[:, 1:].mean((0, 1)) * scales[1])
+
+
+def _hosts_evenly(n_groups: int, n_heads: int) -> Int[Tensor, " g"]:
+    """The original head each group starts from: as even as possible, neighbours together."""
+    return torch.arange(n_groups) * n_heads // n_groups
+
+
+def _original(
+    lorsa: Lorsa, w: AttentionWeights, sample: Sample, scales: tuple[float, float], generator: Generator
+) -> None:
+    """Random rotations of each head's value space, each followed by its negative (activations are positive)."""
+    host = _hosts_evenly(lorsa.config.n_groups, len(w.W_Q))
+    copy_queries_keys(lorsa, w, host, scales[0])
+    size, dv = lorsa.config.group_size, w.W_V.shape[-1]
+    for head in range(len(w.W_Q)):
+        rows = _rows_of(host, head, size)
+        bases: list[Tensor] = []
+        while len(bases) * dv < len(rows):
+            basis = -bases[-1] if len(bases) % 2 else torch.linalg.qr(torch.randn(dv, dv, generator=generator))[0]
+            bases.append(basis)
+        mix = torch.cat(bases)[: len(rows)]
+        _set_values(lorsa, rows, mix, mix @ w.W_O[head], w, head, scales)
+    lorsa.b_D.copy_(sample.y[:, 1:].mean((0, 1)) * scales[1])
+
+
+def _rows_of(host: Tensor, head: int, size: int) -> Int[Tensor, " m"]:
+    """The Lorsa heads in the groups that original head `head` hosts."""
+    groups = (host == head).nonzero()
+    return (groups * size + torch.arange(size)).flatten()
+
+
+def _set_values(
+    lorsa: Lorsa, rows: Tensor, read: Tensor, write: Tensor, w: AttentionWeights, head: int, scales: tuple[float, float]
+) -> None:
+    """Let Lorsa heads `rows` read the combinations `read` [m, dv] of the head's values and write `write` [m, d]."""
+    f_in, f_out = scales
+    lorsa.W_V[rows] = read @ w.W_V[head].mT * (f_out / f_in)
+    lorsa.W_O[rows] = write
+    if w.b_V is not None:
+        lorsa.b_V[rows] = read @ w.b_V[head] * f_out
+
+
+def _reference(
+    lorsa: Lorsa, w: AttentionWeights, sample: Sample, scales: tuple[float, float], generator: Generator
+) -> None:
+    """The reference implementation's documented start (brief of its code, rewritten): queries and keys repeated
+    without their biases; per original head the value space's active subspace on the sample, Gaussian mixtures of it,
+    both value vectors at norm 1; zero decoder bias; one common decoder norm from a grid search.
+    """
+    host = _hosts_evenly(lorsa.config.n_groups, len(w.W_Q))
+    copy_queries_keys(lorsa, w, host, scales[0], biases=False)
+    x = sample.x[:, 1:].flatten(0, 1)
+    for head in range(len(w.W_Q)):
+        rows = _rows_of(host, head, lorsa.config.group_size)
+        dv = w.W_V.shape[-1]
+        captured = x @ w.W_V[head] @ w.W_V[head].mT
+        basis = torch.linalg.svd(_covariance(captured))[0][:, :dv]
+        read = torch.randn(len(rows), dv, generator=generator) @ basis.mT
+        lorsa.W_V[rows] = F.normalize(read, dim=-1)
+        lorsa.W_O[rows] = F.normalize(lorsa.W_V[rows] @ w.W_V[head] @ w.W_O[head], dim=-1)
+
+
+def _covariance(rows: Float[Tensor, "r d"]) -> Float[Tensor, "d d"]:
+    centred = rows - rows.mean(0)
+    return centred.mT @ centred / len(rows)
+
+
+def _fit_value_scale(lorsa: Lorsa, sample: Sample, scales: tuple[float, float], grid: bool) -> None:
+    """Scale all values by one number so that the kept heads together fit the targets of the sample best.
+
+    The kept heads do not change with the number, so the best one is a least-squares quotient; `grid` searches it as the
+    reference does (50 coarse and 20 fine points).
+    """
+    x, y = sample.x[:16] * scales[0], sample.y[:16, 1:] * scales[1]
+    target = y - lorsa.b_D
+    guess = torch.cat([lorsa(part).y for part in x.split(8)])[:, 1:] - lorsa.b_D
+    best = float((guess * target).sum() / guess.square().sum())
+    if grid:
+        error = lambda points: torch.stack([(target - p * guess).square().sum() for p in points])  # noqa: E731
+        coarse = torch.logspace(-2, 1, 50)
+        middle = int(error(coarse).argmin())
+        fine = torch.linspace(float(coarse[max(0, middle - 1)]), float(coarse[min(49, middle + 1)]), 20)
+        best = float(fine[error(fine).argmin()])
+    lorsa.W_V *= best
+    lorsa.b_V *= best

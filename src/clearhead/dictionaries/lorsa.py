@@ -1,0 +1,322 @@
+"""Lorsa: low-rank sparse attention, a dictionary of rank-1 heads that imitates one attention layer.
+
+For an input x [b, t, d] (what the attention module receives), groups g and heads n (arXiv 2504.20938, section 3):
+
+    q_g = R( N( W_Q[g] x + b_Q[g] ) )      k_g = R( N( W_K[g] x + b_K[g] ) )      R rotation, N optional RMS norm
+    v_n = w_v[n] . x + b_V[n]                                                     one scalar per token and head
+    pre_n,i = sum_{j<=i} softmax_j( scale * q_g,i . k_g,j ) v_n,j                 g = n // (n_heads / n_groups)
+    z       = act( pre * |w_o| ) / |w_o|                                          few heads stay active
+    y       = sum_n z_n w_o[n] + b_D                                              the predicted attention output
+
+Rotation, scale, window, soft-cap, sinks and query-key norms are the host model's own; nothing is typed by hand.
+Rows of the pattern sum to 1, so b_V acts as the bias of the pre-activation (with a sink the row sum is below 1).
+Training, losses and schedules are in `clearhead.training`; how the weights start is in `dictionaries.init`.
+"""
+
+import dataclasses
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, cast
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from clearhead.dictionaries.dictionary import (
+    config_from,
+    load_dictionary,
+    load_state,
+    push_to_hub,
+    save_dictionary,
+)
+from clearhead.errors import ClearheadError, UnknownNameError
+from clearhead.model.rope import RopeSpec, rotate
+from clearhead.ops.lorsa import attend, pattern
+from clearhead.ops.sparse import decode, topk_decode
+from clearhead.ops.topk import batch_topk, jumprelu, topk
+
+Activation = Literal["topk", "signed-topk", "batchtopk", "jumprelu", "relu"]
+ACTIVATIONS = ("topk", "signed-topk", "batchtopk", "jumprelu", "relu")
+ROW_SPARSE = ("topk", "signed-topk")  # a fixed number of heads per token: codes and decoding touch k rows only
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LorsaConfig:
+    """Shape and fixed geometry of a Lorsa; everything below `activation` is derived from the host model."""
+
+    d_model: int
+    """Width of the residual stream."""
+    n_heads: int
+    """Number of rank-1 heads (H in the paper)."""
+    n_groups: int
+    """Number of query-key groups; consecutive heads share one."""
+    d_qk: int
+    """Width of queries and keys."""
+    k: int
+    """Heads kept per token (top-k kinds); the average for batchtopk; ignored by relu and jumprelu."""
+    activation: Activation = "topk"
+    """Which heads stay active."""
+    scale: float = 1.0
+    """Factor on q.k before the softmax."""
+    rope: dict[str, Any] | None = None
+    """Rotation of queries and keys (`RopeSpec.to_dict`), None without one."""
+    qk_norm: Literal["rms", "layer"] | None = None
+    """Norm of each query and key vector before the rotation, with trained gains."""
+    qk_norm_eps: float = 0.0
+    """Epsilon of that norm."""
+    window: int | None = None
+    """Sliding window: a query sees this many keys, itself included."""
+    softcap: float | None = None
+    """Scores are squashed to +-softcap by tanh."""
+    sinks: bool = False
+    """A learned logit per group joins the softmax and carries no value."""
+    unit_norm: bool = True
+    """Decoder rows have norm 1, so the gate by |w_o| costs nothing; False keeps free norms and gates by them."""
+    bandwidth: float = 0.1
+    """Width of the window in which a jumprelu threshold receives gradient."""
+
+    def __post_init__(self) -> None:
+        for name in ("d_model", "n_heads", "n_groups", "d_qk", "k"):
+            if getattr(self, name) < 1:
+                raise ClearheadError(f"{name} must be at least 1 and is {getattr(self, name)}")
+        if self.n_heads % self.n_groups:
+            raise ClearheadError(
+                f"{self.n_heads} heads cannot be shared evenly by {self.n_groups} query-key groups; "
+                f"choose a number of groups that divides the number of heads"
+            )
+        if self.k > self.n_heads:
+            raise ClearheadError(f"k = {self.k} exceeds the number of heads, {self.n_heads}; choose a smaller --k")
+        if self.activation not in ACTIVATIONS:
+            raise UnknownNameError("activation", self.activation, ACTIVATIONS)
+
+    @property
+    def group_size(self) -> int:
+        """Heads per query-key group (G in the paper)."""
+        return self.n_heads // self.n_groups
+
+
+class Codes(NamedTuple):
+    """Active heads per token; where fewer are active than the last axis holds, the rest have value 0."""
+
+    values: Float[Tensor, "*rows k"]
+    heads: Int[Tensor, "*rows k"]
+
+
+class LorsaOutput(NamedTuple):
+    """What one forward pass computes."""
+
+    y: Float[Tensor, "b t d"]
+    """Predicted attention output."""
+    pre: Float[Tensor, "b t n"]
+    """Pre-activations of all heads."""
+    codes: Codes
+    """Activations; for relu, jumprelu and batchtopk all heads are listed and most values are 0."""
+
+
+class Lorsa(nn.Module):
+    """A dictionary of rank-1 attention heads for one layer. Parameters (see the module's formulas):
+
+    W_Q, W_K [g, dh, d]; W_V, W_O [n, d]; b_Q, b_K [g, dh]; b_V [n]; b_D [d]; with qk_norm also q_gain and k_gain
+    [g, dh]; with sinks `sink` [g]; with jumprelu `log_threshold` [n]; with batchtopk the buffer `threshold` [].
+    """
+
+    def __init__(self, config: LorsaConfig, provenance: dict[str, Any] | None = None):
+        super().__init__()
+        self.config = config
+        self.provenance: dict[str, Any] = provenance or {}
+        g, dh, d, n = config.n_groups, config.d_qk, config.d_model, config.n_heads
+        self.W_Q = nn.Parameter(torch.zeros(g, dh, d))
+        self.W_K = nn.Parameter(torch.zeros(g, dh, d))
+        self.W_V = nn.Parameter(torch.zeros(n, d))
+        self.W_O = nn.Parameter(torch.zeros(n, d))
+        self.b_Q = nn.Parameter(torch.zeros(g, dh))
+        self.b_K = nn.Parameter(torch.zeros(g, dh))
+        self.b_V = nn.Parameter(torch.zeros(n))
+        self.b_D = nn.Parameter(torch.zeros(d))
+        if config.qk_norm:
+            self.q_gain = nn.Parameter(torch.ones(g, dh))
+            self.k_gain = nn.Parameter(torch.ones(g, dh))
+        if config.sinks:
+            self.sink = nn.Parameter(torch.zeros(g))
+        if config.activation == "jumprelu":
+            self.log_threshold = nn.Parameter(torch.full((n,), -3.0))
+        if config.activation == "batchtopk":
+            self.register_buffer("threshold", torch.tensor(0.0))
+        self.rope = RopeSpec.from_dict(config.rope) if config.rope else None
+        self._tables: tuple[Tensor, Tensor] | None = None
+
+    @property
+    def n_heads(self) -> int:
+        """Number of rank-1 heads."""
+        return self.config.n_heads
+
+    def group_of(self, head: int | Tensor) -> int | Tensor:
+        """The query-key group of a head."""
+        return head // self.config.group_size
+
+    def queries_keys(self, x: Float[Tensor, "b t d"]) -> tuple[Float[Tensor, "b g t dh"], Float[Tensor, "b g t dh"]]:
+        """Queries and keys as they are scored: normed and rotated."""
+        q = self._project(x, self.W_Q, self.b_Q)
+        k = self._project(x, self.W_K, self.b_K)
+        if self.config.qk_norm:
+            q, k = self._norm(q, self.q_gain), self._norm(k, self.k_gain)
+        if self.rope is not None:
+            cos, sin = self._rotation(x)
+            q, k = rotate(q, cos, sin, self.rope), rotate(k, cos, sin, self.rope)
+        return q, k
+
+    def values(self, x: Float[Tensor, "b t d"]) -> Float[Tensor, "b t n"]:
+        """The scalar that each head moves from each token: v_n = w_v[n] . x + b_V[n]."""
+        return F.linear(x, self.W_V, self.b_V)
+
+    def pre_activations(self, x: Float[Tensor, "b t d"]) -> Float[Tensor, "b t n"]:
+        """Attention-weighted values of all heads, before any is switched off."""
+        q, k = self.queries_keys(x)
+        return attend(q, k, self.values(x), **self._geometry())
+
+    def patterns(
+        self, x: Float[Tensor, "b t d"], groups: Int[Tensor, " m"] | None = None
+    ) -> Float[Tensor, "b m q k"]:
+        """Attention patterns of the given query-key groups (all by default), computed explicitly."""
+        q, k = self.queries_keys(x)
+        geometry = self._geometry()
+        if groups is not None:
+            q, k = q[:, groups], k[:, groups]
+            if geometry["sink"] is not None:
+                geometry["sink"] = geometry["sink"][groups]
+        return pattern(q, k, **geometry)
+
+    def forward(self, x: Float[Tensor, "b t d"], k: int | None = None) -> LorsaOutput:
+        """Predict the attention output; `k` overrides the configured number of active heads (annealing)."""
+        pre = self.pre_activations(x)
+        rows = pre.flatten(0, 1)
+        k = k or self.config.k
+        if self.config.activation in ROW_SPARSE and self.config.unit_norm:
+            values, heads, y = topk_decode(rows, k, self.W_O, signed=self.config.activation == "signed-topk")
+        else:
+            values, heads = self._activate(rows, k)
+            if heads.shape[-1] == self.n_heads:
+                y = values @ self.W_O
+            else:
+                y = decode(values, heads, self.W_O)
+        shape = x.shape[:2]
+        codes = Codes(values.view(*shape, -1), heads.view(*shape, -1))
+        return LorsaOutput((y + self.b_D).view(*shape, -1), pre, codes)
+
+    def encode(self, x: Float[Tensor, "b t d"]) -> Codes:
+        """Active heads per token, as few columns as the busiest token needs."""
+        pre = self.pre_activations(x)
+        values, heads = self._activate(pre.flatten(0, 1), self.config.k)
+        if heads.shape[-1] == self.n_heads and self.config.activation not in ROW_SPARSE:
+            busiest = max(1, int((values != 0).sum(-1).max()))
+            order = values.abs().topk(busiest, dim=-1).indices
+            values, heads = values.gather(-1, order), order
+        return Codes(values.view(*x.shape[:2], -1), heads.view(*x.shape[:2], -1))
+
+    def decode(self, codes: Codes) -> Float[Tensor, "b t d"]:
+        """y = sum over the active heads of value times w_o, plus b_D."""
+        shape = codes.values.shape[:-1]
+        y = decode(codes.values.flatten(0, -2), codes.heads.flatten(0, -2), self.W_O)
+        return (y + self.b_D).view(*shape, -1)
+
+    def _activate(self, pre: Float[Tensor, "r n"], k: int) -> tuple[Float[Tensor, "r m"], Int[Tensor, "r m"]]:
+        norm = None if self.config.unit_norm else self.W_O.norm(dim=-1)
+        gate = pre if norm is None else pre * norm
+        kind = self.config.activation
+        if kind in ROW_SPARSE:
+            values, heads = topk(gate, k, signed=kind == "signed-topk")
+        else:
+            if kind == "relu":
+                values = F.relu(gate)
+            elif kind == "jumprelu":
+                values = jumprelu(gate, self.log_threshold, self.config.bandwidth)
+            elif self.training or float(self.threshold) == 0.0:
+                values = batch_topk(gate, k)
+            else:
+                values = torch.where(gate >= self.threshold, F.relu(gate), 0.0)
+            heads = torch.arange(self.n_heads, device=gate.device).expand(len(gate), -1)
+        if norm is not None:
+            values = values / norm[heads]
+        return values, heads
+
+    def _project(self, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        g, dh, d = weight.shape
+        return F.linear(x, weight.view(g * dh, d), bias.view(-1)).view(*x.shape[:2], g, dh).transpose(1, 2)
+
+    def _norm(self, vectors: Tensor, gain: Tensor) -> Tensor:
+        if self.config.qk_norm == "rms":
+            normed = F.rms_norm(vectors, vectors.shape[-1:], eps=self.config.qk_norm_eps)
+        else:
+            normed = F.layer_norm(vectors, vectors.shape[-1:], eps=self.config.qk_norm_eps)
+        return normed * gain[:, None]
+
+    def _rotation(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        tables, t = self._tables, x.shape[1]
+        if tables is None or len(tables[0]) < t or tables[0].device != x.device or tables[0].dtype != x.dtype:
+            positions = torch.arange(t, device=x.device)
+            tables = self._tables = cast(RopeSpec, self.rope).tables(positions, dtype=x.dtype)
+        return tables[0][:t], tables[1][:t]
+
+    def _geometry(self) -> dict[str, Any]:
+        c = self.config
+        return {"scale": c.scale, "window": c.window, "softcap": c.softcap, "sink": self.sink if c.sinks else None}
+
+    @torch.no_grad()
+    def normalise_decoder(self) -> None:
+        """Bring every |w_o| to 1 and carry the norm into w_v and b_V, in place; y is unchanged.
+
+        Exact for every activation: the gate of a unit-norm head equals the gate of the free-norm head.
+        A head with w_o = 0 never contributes and keeps its zero vector.
+        """
+        norm = self.W_O.norm(dim=-1)
+        norm = torch.where(norm == 0, torch.ones_like(norm), norm)
+        self.W_O /= norm[:, None]
+        self.W_V *= norm[:, None]
+        self.b_V *= norm
+
+    @torch.no_grad()
+    def unit_normed(self) -> "Lorsa":
+        """The same function with |w_o| = 1 for every head (exact for every activation)."""
+        twin = Lorsa(dataclasses.replace(self.config, unit_norm=True), dict(self.provenance))
+        twin = twin.to(device=self.W_O.device, dtype=self.W_O.dtype)
+        twin.load_state_dict(self.state_dict())
+        twin.normalise_decoder()
+        return twin.train(self.training)
+
+    @torch.no_grad()
+    def fold_scales(self, input_scale: float, output_scale: float) -> "Lorsa":
+        """Rewrite, in place, a Lorsa trained on (input_scale * x -> output_scale * y) as one on (x -> y).
+
+        Exact for every activation: the gate is measured in units of the output, so thresholds are divided by
+        output_scale together with w_o.
+        """
+        for weight in (self.W_Q, self.W_K, self.W_V):
+            weight *= input_scale
+        self.b_D /= output_scale
+        if self.config.unit_norm:
+            self.W_V /= output_scale
+            self.b_V /= output_scale
+        else:
+            self.W_O /= output_scale
+        if self.config.activation == "jumprelu":
+            self.log_threshold -= torch.log(torch.tensor(output_scale))
+        if self.config.activation == "batchtopk":
+            self.threshold /= output_scale
+        return self
+
+    def save_pretrained(self, folder: str | Path, metrics: dict[str, float] | None = None) -> Path:
+        """Write `model.safetensors`, `config.json` and a card into `folder`."""
+        return save_dictionary(folder, "lorsa", self, self.config, self.provenance, metrics)
+
+    @classmethod
+    def from_pretrained(cls, name: str | Path) -> "Lorsa":
+        """Load from a folder or a hub id; refuses unknown keys and weights that do not fit."""
+        record, tensors = load_dictionary(name, "lorsa")
+        config = config_from(LorsaConfig, record["config"], f"{name}/config.json", str(record.get("clearhead")))
+        lorsa = cls(config, record["provenance"])
+        load_state(lorsa, tensors, str(name))
+        return lorsa.eval()
+
+    def push_to_hub(self, repo_id: str, folder: str | Path, **options: Any) -> str:
+        """Save into `folder` and upload it as `repo_id`."""
+        return push_to_hub(self.save_pretrained(folder), repo_id, **options)

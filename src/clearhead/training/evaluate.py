@@ -1,0 +1,169 @@
+"""How faithful a Lorsa is: fraction of variance unexplained, sparsity, dead heads, and the model's loss through it.
+
+    FVU = sum ||y - y_hat||^2 / sum ||y - y_bar||^2       y_bar per dimension, over the evaluated tokens
+    CE recovered = (CE_ablated - CE_replaced) / (CE_ablated - CE_clean)
+
+One definition each, used everywhere. Position 0 of a block is excluded and reported apart. When the layer is replaced
+or ablated its output at position 0 stays the model's own, and losses are means over predictions from position 1 on.
+A head is dead when it is active on none of the evaluated tokens; how many those were is part of the result.
+"""
+
+import math
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from clearhead.data.harvest import LiveActivations
+from clearhead.data.text import TokenBlocks
+from clearhead.dictionaries.lorsa import Lorsa
+from clearhead.model.access import Model, Run
+from clearhead.runs import progress
+
+OVER_DENSE = 0.1  # a head active on more than a tenth of all tokens is hardly one unit of meaning
+
+Metrics = dict[str, Any]
+
+
+class FidelityMeter:
+    """Streaming sums for FVU, explained variance, error by position, L0 and firing counts; float64 throughout."""
+
+    def __init__(self, d_model: int, n_heads: int, context: int):
+        self.sum_y = torch.zeros(d_model, dtype=torch.float64)
+        self.sum_e = torch.zeros(d_model, dtype=torch.float64)
+        self.square_y = torch.zeros(context, dtype=torch.float64)
+        self.square_e = torch.zeros(context, dtype=torch.float64)
+        self.blocks = 0
+        self.counts = torch.zeros(n_heads, dtype=torch.int64)
+        self.active = 0
+
+    def add(self, y: Float[Tensor, "b t d"], y_hat: Float[Tensor, "b t d"], values: Tensor, heads: Tensor) -> None:
+        """Take in one batch: targets, predictions and codes of the same tokens."""
+        y, e = y.double().cpu(), (y - y_hat).double().cpu()
+        self.sum_y += y[:, 1:].sum((0, 1))
+        self.sum_e += e[:, 1:].sum((0, 1))
+        self.square_y += y.square().sum((0, 2))
+        self.square_e += e.square().sum((0, 2))
+        self.blocks += len(y)
+        fired = heads[:, 1:][values[:, 1:] != 0].cpu()
+        self.counts += torch.bincount(fired, minlength=len(self.counts))
+        self.active += len(fired)
+
+    @property
+    def tokens(self) -> int:
+        """Tokens that count: all but each block's first."""
+        return self.blocks * (len(self.square_y) - 1)
+
+    @property
+    def mean_y(self) -> Float[Tensor, " d"]:
+        """Mean target over the tokens that count."""
+        return self.sum_y / self.tokens
+
+    def result(self) -> Metrics:
+        """FVU and its companions."""
+        n = self.tokens
+        total = float(self.square_y[1:].sum() - self.sum_y.square().sum() / n)
+        error = float(self.square_e[1:].sum())
+        rate = self.counts / n
+        relative = (self.square_e / self.square_y).sqrt()
+        return {
+            "tokens": n,
+            "fvu": error / total,
+            "explained_variance": 1 - (error - float(self.sum_e.square().sum()) / n) / total,
+            "relative_error_position_0": float(relative[0]),
+            "l0": self.active / n,
+            "dead_heads": int((self.counts == 0).sum()),
+            "dead_share": float((self.counts == 0).double().mean()),
+            "over_dense_heads": int((rate > OVER_DENSE).sum()),
+            "over_dense_share": float((rate > OVER_DENSE).double().mean()),
+            "relative_error_by_position": [round(float(value), 6) for value in relative],
+        }
+
+
+@torch.no_grad()
+def measure_fidelity(lorsa: Lorsa, source: Any, batch_blocks: int = 8) -> tuple[Metrics, Float[Tensor, " d"]]:
+    """Metrics of `lorsa` over all blocks of an activation source, and the mean target (for mean ablation)."""
+    meter = FidelityMeter(lorsa.config.d_model, lorsa.n_heads, source.context)
+    with progress("evaluate", len(source) * source.context) as advance:
+        for chosen in torch.arange(len(source)).split(batch_blocks):
+            batch = source.batch(chosen)
+            codes = lorsa.encode(batch.x)
+            meter.add(batch.y, lorsa.decode(codes), codes.values, codes.heads)
+            advance(len(chosen) * source.context)
+    return meter.result(), meter.mean_y
+
+
+@torch.no_grad()
+def measure_downstream(
+    lorsa: Lorsa, model: Model, layer: int, tokens: Int[Tensor, "b t"], mean_y: Float[Tensor, " d"], batch_blocks: int = 8
+) -> Metrics:
+    """Next-token loss (nats) with the layer clean, replaced, zeroed and set to its mean; KL(clean || replaced)."""
+    attn_in, attn_out = f"attn_in.{layer}", f"attn_out.{layer}"
+    mean = mean_y.to(device=model.device, dtype=model.dtype)
+    dtype = lorsa.W_O.dtype
+
+    def replace(y: Tensor, run: Run) -> Tensor:
+        return lorsa(run[attn_in].to(dtype)).y.to(y.dtype)
+
+    variants = {
+        "replaced": replace,
+        "zero": lambda y, _: torch.zeros_like(y),
+        "mean": lambda y, _: mean.expand_as(y),
+    }
+    sums = dict.fromkeys(("clean", *variants, "kl"), 0.0)
+    count = 0
+    with progress("downstream loss", tokens.numel() * (1 + len(variants))) as advance:
+        for batch in tokens.split(batch_blocks):
+            clean = F.log_softmax(model.run(batch, read=["logits"])["logits"][:, 1:-1].float(), -1)
+            advance(batch.numel())
+            gold = batch[:, 2:, None].to(clean.device)
+            count += gold.numel()
+            sums["clean"] -= float(clean.gather(-1, gold).double().sum())
+            for name, edit in variants.items():
+                run = model.run(batch, read=[attn_in, "logits"], edit={attn_out: _keep_first(edit)})
+                logits = F.log_softmax(run["logits"][:, 1:-1].float(), -1)
+                sums[name] -= float(logits.gather(-1, gold).double().sum())
+                if name == "replaced":
+                    sums["kl"] += float((clean.exp() * (clean - logits)).double().sum())
+                advance(batch.numel())
+    ce = {name: value / count for name, value in sums.items()}
+    return {
+        "downstream_tokens": count,
+        **{f"ce_{name}": ce[name] for name in ("clean", "replaced", "zero", "mean")},
+        "kl_replaced": ce["kl"],
+        "ce_recovered": _recovered(ce["zero"], ce["replaced"], ce["clean"]),
+        "ce_recovered_over_mean": _recovered(ce["mean"], ce["replaced"], ce["clean"]),
+    }
+
+
+def _keep_first(edit: Any) -> Any:
+    """An edit that leaves position 0 as the model computed it."""
+
+    def edited(y: Tensor, run: Run) -> Tensor:
+        return torch.cat([y[:, :1], edit(y, run)[:, 1:]], 1)
+
+    return edited
+
+
+def _recovered(ablated: float, replaced: float, clean: float) -> float | None:
+    """Share of the ablation's damage that the replacement avoids; None where ablation does no damage to measure."""
+    damage = ablated - clean
+    return (ablated - replaced) / damage if math.isfinite(damage) and damage > 0 else None
+
+
+def evaluate(
+    lorsa: Lorsa, model: Model, layer: int, blocks: TokenBlocks, *, downstream_tokens: int = 20_000, batch_blocks: int = 8
+) -> Metrics:
+    """Fidelity over all of `blocks` and downstream loss over the first `downstream_tokens` of them."""
+    was_training = lorsa.training
+    lorsa.eval()
+    source = LiveActivations(model, blocks, layer)
+    metrics, mean_y = measure_fidelity(lorsa, source, batch_blocks)
+    metrics = {"layer": layer, **metrics}
+    if downstream_tokens:
+        count = min(len(blocks.tokens), max(1, round(downstream_tokens / blocks.context)))
+        metrics |= measure_downstream(lorsa, model, layer, blocks.tokens[:count], mean_y, batch_blocks)
+    lorsa.train(was_training)
+    return metrics

@@ -1,0 +1,186 @@
+"""The only training loop: draws batches, steps the optimiser, logs, checkpoints, stops cleanly and resumes exactly.
+
+What is trained and with which loss is a `Task` (a Lorsa here; dictionaries of other kinds bring their own). Batch
+order and schedules are functions of (seed, step) alone and the loop draws no random numbers, so N steps equal N/2 steps
+plus a resumed N/2, bitwise on CPU. accelerate places the module, wraps it for data parallelism and casts to bfloat16;
+its `save_state` is not used because it writes pickle. Two processes see the two halves of the batch one would see.
+"""
+
+import contextlib
+import dataclasses
+import math
+import signal
+import time
+from collections.abc import Callable, Iterator
+from types import FrameType
+from typing import Any, Protocol
+
+import torch
+from accelerate import Accelerator
+from torch import Tensor, nn
+
+from clearhead.data.harvest import Activations
+from clearhead.data.order import indices
+from clearhead.errors import ClearheadError, NonFiniteError
+from clearhead.runs import RunDirectory, progress
+from clearhead.training.checkpoint import list_checkpoints, load_checkpoint, save_checkpoint
+from clearhead.training.optim import Schedule, adam, set_lr
+
+LOG_EVERY = 20
+
+
+class Source(Protocol):
+    """Anything that serves activations of numbered blocks: computed on the fly or read from a store."""
+
+    context: int
+
+    def __len__(self) -> int: ...
+    def batch(self, block_indices: Any) -> Activations: ...
+
+
+class Task(Protocol):
+    """One thing to train. `loss` must be a mean over tokens, so that processes can be averaged."""
+
+    module: nn.Module
+
+    def groups(self) -> list[tuple[list[nn.Parameter], float]]: ...
+    def loss(
+        self, forward: Callable[..., Any], batch: Activations, schedule: Schedule, step: int
+    ) -> tuple[Tensor, dict[str, Tensor]]: ...
+    def finish_step(self, accelerator: Accelerator) -> None: ...
+    def state(self) -> dict[str, Tensor]: ...
+    def load_state(self, tensors: dict[str, Tensor]) -> None: ...
+
+
+class Tracker(Protocol):
+    """Where metrics go besides metrics.jsonl."""
+
+    def log(self, metrics: dict[str, float], step: int) -> None: ...
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LoopSettings:
+    """What the loop itself needs to know."""
+
+    batch_blocks: int
+    seed: int
+    grad_clip: float = 1.0
+    checkpoint_every: int = 200
+    betas: tuple[float, float] = (0.9, 0.999)
+
+
+def fit(
+    task: Task,
+    source: Source,
+    schedule: Schedule,
+    settings: LoopSettings,
+    run: RunDirectory,
+    accelerator: Accelerator,
+    tracker: Tracker | None = None,
+) -> dict[str, float]:
+    """Train `task` to the end of `schedule`, resuming from the newest checkpoint in `run` if there is one.
+
+    Returns the tokens per second of this process's share of the run and the last logged metrics. Raises
+    `NonFiniteError` when the loss stops being a number and `KeyboardInterrupt` after Ctrl-C, with a checkpoint saved.
+    """
+    optimizer = adam(task.groups(), schedule.peak_lr, settings.betas)
+    start = _resume(run, task, optimizer)
+    forward, optimizer = accelerator.prepare(task.module, optimizer)
+    rank, world = accelerator.process_index, accelerator.num_processes
+    tokens_per_step = settings.batch_blocks * source.context
+    last: dict[str, float] = {}
+    begun = time.monotonic()
+
+    def save(step: int) -> None:
+        if accelerator.is_main_process:
+            extra = {"seed": settings.seed, "metrics": last}
+            save_checkpoint(run.path, step, task.module, optimizer, task.state(), extra)
+        accelerator.wait_for_everyone()
+
+    total = schedule.steps * tokens_per_step
+    with _stop_on_signal() as stopped, progress("train", total, done=start * tokens_per_step) as advance:
+        for step in range(start, schedule.steps):
+            chosen = indices(settings.seed, step, settings.batch_blocks, len(source), rank=rank, world=world)
+            batch = _to_device(source.batch(chosen), accelerator.device)
+            set_lr(optimizer, schedule.peak_lr * schedule.lr_factor(step))
+            loss, metrics = task.loss(forward, batch, schedule, step)
+            accelerator.backward(loss)
+            if settings.grad_clip:
+                metrics["grad_norm"] = accelerator.clip_grad_norm_(task.module.parameters(), settings.grad_clip)
+            if not math.isfinite(float(loss.detach())):
+                raise NonFiniteError(
+                    f"the training loss is {float(loss.detach())} at step {step}; the run in {run.path} still holds "
+                    f"its last checkpoint. Lower --lr, or look for damaged activations"
+                )
+            optimizer.step()
+            optimizer.zero_grad()
+            task.finish_step(accelerator)
+            advance(tokens_per_step)
+            done = step + 1
+            if done % LOG_EVERY == 0 or done == schedule.steps:
+                last = {name: float(value) for name, value in metrics.items()}
+                last |= {"loss": float(loss.detach()), "lr": schedule.peak_lr * schedule.lr_factor(step)}
+                rate = (done - start) * tokens_per_step / (time.monotonic() - begun)
+                if accelerator.is_main_process:
+                    run.log(step=done, tokens=done * tokens_per_step, **last, tokens_per_second=round(rate, 1))
+                    if tracker is not None:
+                        tracker.log(last, done)
+            if stopped() or done % settings.checkpoint_every == 0 or done == schedule.steps:
+                save(done)
+            if stopped() and done < schedule.steps:
+                raise KeyboardInterrupt(f"saved after step {done} of {schedule.steps} in {run.path}")
+    seconds = time.monotonic() - begun
+    steps = schedule.steps - start
+    return {"tokens_per_second": steps * tokens_per_step / seconds if steps else 0.0, "train_seconds": seconds, **last}
+
+
+def _resume(run: RunDirectory, task: Task, optimizer: torch.optim.Optimizer) -> int:
+    """Restore the newest checkpoint; returns the number of steps already done."""
+    found = list_checkpoints(run.path)
+    if not found:
+        run.truncate_metrics(0)
+        return 0
+    state, tensors = load_checkpoint(found[-1], task.module, optimizer)
+    task.load_state(tensors)
+    run.truncate_metrics(int(state["step"]))
+    return int(state["step"])
+
+
+def _to_device(batch: Activations, device: torch.device) -> Activations:
+    return Activations(*(part.to(device) for part in batch))
+
+
+@contextlib.contextmanager
+def _stop_on_signal() -> Iterator[Callable[[], bool]]:
+    """Turn Ctrl-C and SIGTERM into a question asked between steps, so no step is torn; a second Ctrl-C is immediate."""
+    hit = False
+
+    def note(number: int, frame: FrameType | None) -> None:
+        nonlocal hit
+        if hit:
+            raise KeyboardInterrupt
+        hit = True
+
+    try:
+        before = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
+    except ValueError:  # not the main thread, where no handler can be set and none is needed
+        yield lambda: False
+        return
+    try:
+        yield lambda: hit
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def check_source(source: Source, batch_blocks: int, world: int) -> None:
+    """Refuse a batch that cannot be drawn or shared; raises `ClearheadError`."""
+    if batch_blocks > len(source):
+        raise ClearheadError(
+            f"a batch of {batch_blocks} blocks was asked for and there are {len(source)}; lower --batch-tokens"
+        )
+    if batch_blocks % world:
+        raise ClearheadError(
+            f"a batch of {batch_blocks} blocks cannot be shared by {world} processes; choose --batch-tokens so that "
+            f"the blocks per batch are a multiple of {world}"
+        )
