@@ -3,16 +3,21 @@
     A_g = softmax_causal(scale * q_g k_g^T)        z[i, n] = sum_j A_{g(n)}[i, j] v[j, n],   g(n) = n // (n_heads / g)
 
 The z of one group is ordinary attention whose value width is the group's number of heads, so `attend` runs torch's
-fused attention per group and never stores a pattern. Exact additions: a sliding window, a soft cap on the scores, and
-a sink logit per group (one more key whose value is zero). Not here: projections, RoPE, the choice of active heads.
+fused attention per group, or a C kernel, and never stores a pattern. Exact additions: a rotation of queries and keys,
+a sliding window, a soft cap on the scores, and a sink logit per group (one more key whose value is zero). The C
+kernel's backward pass skips the heads and queries whose dz is zero, which top-K makes nearly all of them.
+Not here: projections, query-key norms, the choice of active heads.
 """
 
 import torch
 import torch.nn.functional as F
 from jaxtyping import Bool, Float
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from clearhead.errors import ClearheadError
+from clearhead.ops.dispatch import kernels
+from clearhead.ops.rotation import Rotation, rotate
 
 
 def attend(
@@ -24,15 +29,21 @@ def attend(
     window: int | None = None,
     softcap: float | None = None,
     sink: Float[Tensor, " g"] | None = None,
+    rotation: Rotation | None = None,
 ) -> Float[Tensor, "b t n"]:
     """Pre-activations z of all heads at all positions (the paper's equation for a Lorsa head, before top-K).
 
     `scale` multiplies the scores. `window`: a query sees itself and the window - 1 keys before it. `softcap` c:
     scores become c * tanh(score / c). `sink`: one logit per group, added to the softmax's denominator only.
+    `rotation` turns q and k first (it costs nothing in the C kernel); None when they are turned already.
     Position t of every sequence is a query and a key; padding belongs on the right, where causality hides it.
     Raises `ClearheadError` when n is not a multiple of g or a length disagrees.
     """
     _check(q, k, v)
+    if softcap is None and (run := kernels(q, k, v)) is not None:
+        return _Attend.apply(run, q, k, v, sink, scale, window, rotation)  # pyright: ignore[reportReturnType]
+    if rotation is not None:
+        q, k = rotate(q, rotation), rotate(k, rotation)
     if softcap is not None:
         return _mix(pattern(q, k, scale=scale, window=window, softcap=softcap, sink=sink), v)
     return _attend_fused(q, k, v, scale, window, sink)
@@ -78,11 +89,34 @@ def attend_reference(
     window: int | None = None,
     softcap: float | None = None,
     sink: Float[Tensor, " g"] | None = None,
+    rotation: Rotation | None = None,
 ) -> Float[Tensor, "b t n"]:
     """`attend` in float64 with explicit patterns: what every fast path is tested against."""
-    wide = None if sink is None else sink.double()
-    weights = pattern(q.double(), k.double(), scale=scale, window=window, softcap=softcap, sink=wide)
+    q, k, sink = q.double(), k.double(), None if sink is None else sink.double()
+    if rotation is not None:
+        q, k = rotate(q, rotation), rotate(k, rotation)
+    weights = pattern(q, k, scale=scale, window=window, softcap=softcap, sink=sink)
     return _mix(weights, v.double())
+
+
+class _Attend(torch.autograd.Function):
+    """Attention by the C kernels; keeps q, k and v for the backward pass, not z."""
+
+    @staticmethod
+    def forward(ctx, run, q, k, v, sink, scale, window, rotation):  # pyright: ignore[reportIncompatibleMethodOverride]
+        ctx.run = run
+        q, k = (x if x.stride(-1) == 1 else x.contiguous() for x in (q, k))
+        v = v.contiguous()
+        ctx.save_for_backward(q, k, v, sink)
+        ctx.geometry = {"scale": scale, "window": window, "rotation": rotation}
+        return run.attend(q, k, v, sink=sink, **ctx.geometry)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, dz):  # pyright: ignore[reportIncompatibleMethodOverride]
+        q, k, v, sink = ctx.saved_tensors
+        dq, dk, dv, dsink = ctx.run.attend_backward(dz.contiguous(), q, k, v, sink=sink, **ctx.geometry)
+        return None, dq, dk, dv, dsink, None, None, None
 
 
 def _attend_fused(

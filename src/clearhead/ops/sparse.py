@@ -12,7 +12,9 @@ import torch
 import torch.nn.functional as F
 from jaxtyping import Float, Int64
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
+from clearhead.ops.dispatch import kernels
 from clearhead.ops.topk import topk
 
 
@@ -20,14 +22,16 @@ def decode(
     values: Float[Tensor, "r k"], heads: Int64[Tensor, "r k"], W_O: Float[Tensor, "n d"]
 ) -> Float[Tensor, "r d"]:
     """The weighted sum of K rows of W_O for each token, in W_O's dtype."""
+    if (run := kernels(values, W_O)) is not None:
+        return _Decode.apply(run, values, heads, W_O)  # pyright: ignore[reportReturnType]
     return F.embedding_bag(heads, W_O, per_sample_weights=values.to(W_O.dtype), mode="sum")
 
 
 def topk_decode(
-    z: Float[Tensor, "r n"], k: int, W_O: Float[Tensor, "n d"]
+    z: Float[Tensor, "r n"], k: int, W_O: Float[Tensor, "n d"], *, signed: bool = False
 ) -> tuple[Float[Tensor, "r k"], Int64[Tensor, "r k"], Float[Tensor, "r d"]]:
-    """`topk` and `decode` in one: values, heads and y, with one scatter into dz in the backward pass."""
-    values, heads = topk(z, k)
+    """`topk` and `decode` in one: values, heads and y. All gradients that reach z meet in one scatter."""
+    values, heads = topk(z, k, signed=signed)
     return values, heads, decode(values, heads, W_O)
 
 
@@ -36,3 +40,23 @@ def decode_reference(
 ) -> Float[Tensor, "r d"]:
     """`decode` in float64 by gathering the rows: what every fast path is tested against."""
     return torch.einsum("rk,rkd->rd", values.double(), W_O.double()[heads])
+
+
+class _Decode(torch.autograd.Function):
+    """Decoding by the C kernels."""
+
+    @staticmethod
+    def forward(ctx, run, values, heads, weight):  # pyright: ignore[reportIncompatibleMethodOverride]
+        values, heads, weight = values.contiguous(), heads.contiguous(), weight.contiguous()
+        ctx.save_for_backward(values, heads, weight)
+        ctx.run = run
+        return run.decode(values, heads, weight)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, dy):  # pyright: ignore[reportIncompatibleMethodOverride]
+        values, heads, weight = ctx.saved_tensors
+        run, dy = ctx.run, dy.contiguous()
+        dvalues = run.decode_values(dy, heads, weight) if ctx.needs_input_grad[1] else None
+        dweight = run.decode_weights(dy, values, heads, len(weight)) if ctx.needs_input_grad[3] else None
+        return None, dvalues, None, dweight

@@ -11,8 +11,10 @@ surfaces in the values. Among equal values any may be kept. Not here: approximat
 import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from clearhead.errors import ClearheadError
+from clearhead.ops.dispatch import kernels
 
 
 def topk(z: Float[Tensor, "r n"], k: int, *, signed: bool = False) -> tuple[Float[Tensor, "r k"], Int64[Tensor, "r k"]]:
@@ -22,11 +24,23 @@ def topk(z: Float[Tensor, "r n"], k: int, *, signed: bool = False) -> tuple[Floa
     `signed`: rank by |z| and keep the sign (the paper's first checkpoints). Raises `ClearheadError` unless 1 <= k <= n.
     """
     _check(z, k)
+    if (run := kernels(z)) is not None:
+        return _TopK.apply(run, z, k, signed)  # pyright: ignore[reportReturnType]
     if signed:
         heads = z.abs().topk(k, dim=-1, sorted=False).indices
         return z.gather(-1, heads), heads
     values, heads = z.relu().topk(k, dim=-1, sorted=False)
     return values, heads
+
+
+def topk_reference(
+    z: Float[Tensor, "r n"], k: int, *, signed: bool = False
+) -> tuple[Float[Tensor, "r k"], Int64[Tensor, "r k"]]:
+    """`topk` in float64 by sorting whole rows: what every fast path is tested against."""
+    wide = z.double()
+    wide = wide if signed else wide.clamp_min(0)
+    order = (wide.abs() if signed else wide).sort(dim=-1, descending=True, stable=True).indices[:, :k]
+    return wide.gather(-1, order), order
 
 
 def batch_topk(z: Float[Tensor, "r n"], k: int) -> Float[Tensor, "r n"]:
@@ -56,6 +70,28 @@ def active(z: Float[Tensor, "... n"], log_threshold: Float[Tensor, " n"], bandwi
     Gradients: none to z; d theta = -sum dy * (1 / bandwidth) * [|z - theta| < bandwidth / 2] (equation 12).
     """
     return _Active.apply(z, log_threshold, bandwidth)
+
+
+class _TopK(torch.autograd.Function):
+    """Selection by the C kernel; dz is d values where a value was kept and not 0."""
+
+    @staticmethod
+    def forward(ctx, run, z, k, signed):  # pyright: ignore[reportIncompatibleMethodOverride]
+        values, heads = run.topk(z, k, signed)
+        ctx.save_for_backward(values, heads)
+        ctx.shape = z.shape
+        ctx.mark_non_differentiable(heads)
+        ctx.set_materialize_grads(False)
+        return values, heads
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, dvalues, _):  # pyright: ignore[reportIncompatibleMethodOverride]
+        if dvalues is None:
+            return None, None, None, None
+        values, heads = ctx.saved_tensors
+        dz = dvalues.new_zeros(ctx.shape).scatter_(1, heads, dvalues * (values != 0))
+        return None, dz, None, None
 
 
 class _JumpReLU(torch.autograd.Function):

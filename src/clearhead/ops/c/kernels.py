@@ -1,0 +1,109 @@
+"""The C kernels as functions of tensors.
+
+Tensors are float32 on the CPU, and all but q and k dense; heads are int64 and are trusted to lie in range. Which op
+runs here is decided in `ops/dispatch.py`; gradients are put together in `ops/lorsa.py` and `ops/sparse.py`.
+"""
+
+import ctypes
+
+import torch
+from jaxtyping import Float, Int64
+from torch import Tensor
+
+from clearhead.ops.rotation import Rotation
+
+
+class _Attention(ctypes.Structure):
+    """`Attention` of attention.c."""
+
+    _fields_ = [
+        *[(name, ctypes.c_int64) for name in ("b", "g", "t", "dh", "size", "window", "half", "interleaved")],
+        *[(f"{x}_{axis}", ctypes.c_int64) for x in "qk" for axis in "bgt"],
+        ("scale", ctypes.c_float),
+        ("threads", ctypes.c_int32),
+        *[(name, ctypes.c_void_p) for name in ("q", "k", "v", "cos", "sin", "sink")],
+    ]
+
+
+class Kernels:
+    """A loaded library; each method is one kernel with freshly allocated results."""
+
+    def __init__(self, library: ctypes.CDLL):
+        self._library = library
+
+    def topk(self, z: Float[Tensor, "r n"], k: int, signed: bool) -> tuple[Float[Tensor, "r k"], Int64[Tensor, "r k"]]:
+        """Exact top-K of each row; heads ascend, ties go to the lowest heads."""
+        z = z.contiguous()
+        values = z.new_empty(z.shape[0], k)
+        heads = torch.empty(z.shape[0], k, dtype=torch.int64)
+        self._call("topk_rows", z, *z.shape, k, int(signed), values, heads)
+        return values, heads
+
+    def decode(self, values: Tensor, heads: Tensor, weight: Tensor) -> Float[Tensor, "r d"]:
+        """Weighted sums of rows of `weight`."""
+        y = values.new_empty(values.shape[0], weight.shape[1])
+        self._call("decode_rows", weight, values, heads, *values.shape, weight.shape[1], y)
+        return y
+
+    def decode_values(self, dy: Tensor, heads: Tensor, weight: Tensor) -> Float[Tensor, "r k"]:
+        """Products of each row of dy with the rows of `weight` it names."""
+        dvalues = dy.new_empty(heads.shape)
+        self._call("decode_values", weight, dy, heads, *heads.shape, dy.shape[1], dvalues)
+        return dvalues
+
+    def decode_weights(self, dy: Tensor, values: Tensor, heads: Tensor, n: int) -> Float[Tensor, "n d"]:
+        """Sums of values * dy over the rows that name each head."""
+        dw = dy.new_empty(n, dy.shape[1])
+        self._call("decode_weights", values, heads, dy, *heads.shape, dy.shape[1], n, dw)
+        return dw
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, **geometry) -> Float[Tensor, "b t n"]:
+        """Pre-activations; `geometry` holds scale, window, sink and rotation as in `ops.lorsa.attend`."""
+        z = torch.empty_like(v)
+        arguments, _keep = _attention(q, k, v, **geometry)
+        self._check(self._library.attend_forward(ctypes.byref(arguments), ctypes.c_void_p(z.data_ptr())))
+        return z
+
+    def attend_backward(
+        self, dz: Tensor, q: Tensor, k: Tensor, v: Tensor, **geometry
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+        """Gradients of q, k, v and the sink; cheap where dz is mostly zero."""
+        b, g, t, dh = q.shape
+        dq, dk = (q.new_empty(b, t, g, dh).transpose(1, 2) for _ in range(2))
+        dv = torch.empty_like(v)
+        dsink = None if geometry["sink"] is None else q.new_empty(b, g)
+        arguments, _keep = _attention(q, k, v, **geometry)
+        results = [None if x is None else ctypes.c_void_p(x.data_ptr()) for x in (dz, dq, dk, dv, dsink)]
+        self._check(self._library.attend_backward(ctypes.byref(arguments), *results))
+        return dq, dk, dv, None if dsink is None else dsink.sum(0)
+
+    def _call(self, name: str, *arguments: Tensor | int) -> None:
+        given = [
+            ctypes.c_void_p(x.data_ptr()) if isinstance(x, Tensor) else ctypes.c_int64(x)
+            for x in (*arguments, torch.get_num_threads())
+        ]
+        self._check(self._library[name](*given))
+
+    def _check(self, failed: int) -> None:
+        if failed:
+            raise MemoryError("a C kernel could not allocate its working memory; use smaller batches")
+
+
+def _attention(
+    q: Tensor, k: Tensor, v: Tensor, *, scale: float, window: int | None, sink: Tensor | None, rotation: Rotation | None
+) -> tuple[_Attention, list[Tensor]]:
+    """The argument struct and the tensors it points into, which must outlive the call."""
+    b, g, t, dh = q.shape
+    half = 0 if rotation is None else rotation.cos.shape[-1]
+    tables = [q.new_empty(0)] * 2 if rotation is None else [rotation.cos.contiguous(), rotation.sin.contiguous()]
+    keep = [q, k, v, *tables] + ([] if sink is None else [sink.contiguous()])
+    arguments = _Attention(
+        *(b, g, t, dh, v.shape[2] // g, t if window is None else min(window, t), half),
+        int(rotation is not None and rotation.interleaved),
+        *q.stride()[:3],
+        *k.stride()[:3],
+        scale,
+        torch.get_num_threads(),
+        *(x.data_ptr() for x in keep),
+    )
+    return arguments, keep

@@ -1,0 +1,46 @@
+/* Vectors of the widest unit this machine has, written with the vector extensions of GCC and Clang.
+
+   No instruction set is required: a compiler without the matching registers splits a vector into what it has. W is the
+   number of floats per vector, COLS the number of columns that one register tile of `tile` (attention.c) covers. */
+#ifndef CLEARHEAD_VECTOR_H
+#define CLEARHEAD_VECTOR_H
+
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+#if defined(__AVX512F__)
+enum { W = 16, VECS = 4 };
+#elif defined(__AVX__)
+enum { W = 8, VECS = 2 };
+#elif defined(__ARM_NEON)
+enum { W = 4, VECS = 4 };
+#else
+enum { W = 4, VECS = 2 };
+#endif
+enum { COLS = W * VECS };
+
+typedef float vec __attribute__((vector_size(4 * W), aligned(4), may_alias));
+typedef int32_t ivec __attribute__((vector_size(4 * W), aligned(4), may_alias));
+
+static inline vec load(const float *p) { return *(const vec *)p; }
+static inline void store(float *p, vec x) { *(vec *)p = x; }
+static inline vec all(float x) { return x - (vec){}; }
+static inline vec pick(ivec mask, vec yes, vec no) { return (vec)((mask & (ivec)yes) | (~mask & (ivec)no)); }
+
+static inline float sum(vec x) {
+    float s = 0;
+    for (int i = 0; i < W; i++) s += x[i];
+    return s;
+}
+
+static inline int64_t round_up(int64_t n, int64_t unit) { return (n + unit - 1) / unit * unit; }
+
+/* zeroed floats on a cache line, or NULL */
+static inline float *floats(int64_t n) {
+    float *p = aligned_alloc(64, round_up((n > 0 ? n : 1) * 4, 64));
+    if (p) memset(p, 0, (n > 0 ? n : 1) * 4);
+    return p;
+}
+
+#endif
