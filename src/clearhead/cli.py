@@ -31,7 +31,7 @@ def main(args: Sequence[str] | None = None) -> int:
         sys.stderr.write(f"clearhead: {error}\n")
         return 2
     except KeyboardInterrupt as stop:
-        sys.stderr.write(f"\nclearhead: {stop or 'interrupted; no file was left half-written'}\n")
+        sys.stderr.write(f"\nclearhead: {str(stop) or 'interrupted; no file was left half-written'}\n")
         return 130
 
 

@@ -145,6 +145,8 @@ class TrainLorsa(OfModel):
     """Starting weights: the original heads' in the axes of their outputs (data), theirs as is, noise, the reference."""
     lr: float = 1e-3
     """Peak learning rate of Adam."""
+    qk_lr_factor: float = 1.0
+    """Learning rate of queries and keys, as a multiple of --lr."""
     batch_tokens: int = 512
     """Tokens per step, a multiple of the context. At a fixed number of tokens, more steps beat larger ones."""
     warmup_share: float = 0.02
@@ -159,6 +161,8 @@ class TrainLorsa(OfModel):
     """Dead heads that help to predict what the active ones missed (AuxK); 0 turns it off."""
     dead_after_tokens: int = 20_000
     """A head that was active nowhere in this many tokens counts as dead for AuxK."""
+    l0_weight: float = 0.0
+    """Weight of the sparsity term of relu (L1) and jumprelu (L0); the other activations need none."""
     grad_clip: float = 1.0
     """Largest gradient norm; 0 turns clipping off."""
     bf16: bool = False
@@ -197,22 +201,26 @@ class TrainLorsa(OfModel):
         self._refuse(
             self.warmup_share + self.decay_share > 1, "warmup-share", "with --decay-share it exceeds the whole run"
         )
-        self._refuse(self.aux_k < 0, "aux-k", "give 0 to turn it off")
-        self._refuse(self.grad_clip < 0, "grad-clip", "give 0 to turn it off")
+        for option in ("aux-k", "l0-weight", "grad-clip", "qk-lr-factor"):
+            self._refuse(getattr(self, option.replace("-", "_")) < 0, option, "give 0 to turn it off")
 
     def resolved(self, *, n_layers: int, d_model: int, d_head: int) -> "TrainLorsa":
         """The same configuration with every derived field filled in from the model's geometry; validated again.
 
-        Raises `ClearheadError` when the layer does not exist or the heads do not divide into groups.
+        Raises `ClearheadError` when the layer does not exist or K exceeds the heads.
         """
         heads = 8 * d_model if self.heads is None else self.heads
         groups = self.groups
         if groups is None:
             groups = next(count for count in range(max(1, heads // d_head), 0, -1) if heads % count == 0)
-        layer = resolve_layer(self.layer, n_layers)
-        name = f"{Path(self.model).name}-{layer}-h{heads}-k{self.k}-{self.init}"
-        out = Path("runs") / name if self.out is None else self.out
-        return dataclasses.replace(self, heads=heads, groups=groups, layer=layer, out=out)
+        resolved = dataclasses.replace(self, heads=heads, groups=groups, layer=resolve_layer(self.layer, n_layers))
+        return dataclasses.replace(resolved, out=resolved.directory())
+
+    def directory(self) -> Path:
+        """The run directory; defined once `layer` and `heads` are."""
+        if self.out is not None:
+            return self.out
+        return Path("runs") / f"{Path(self.model).name}-{self.layer}-h{self.heads}-k{self.k}-{self.init}"
 
     def steps(self) -> int:
         """Optimiser steps: tokens divided by tokens per step, rounded up."""

@@ -19,8 +19,7 @@ class UnknownNameError(ClearheadError):
         valid = sorted(valid)
         near = nearest(given, valid)
         text = f"unknown {what} {given!r}"
-        if near:
-            text += f"; did you mean {near!r}?"
+        text += f"; did you mean {near!r}?" if near else "."
         shown = ", ".join(valid[:12]) + (", ..." if len(valid) > 12 else "")
         text += f" Valid: {shown}." if valid else " There are none."
         super().__init__(text + (f" {hint}" if hint else ""))
@@ -32,10 +31,6 @@ class CorruptFileError(ClearheadError):
 
 class NonFiniteError(ClearheadError):
     """NaN or infinity where numbers were expected; names the site, the batch and the position."""
-
-
-class Interrupted(KeyboardInterrupt):
-    """Ctrl-C after the work so far was saved; the text says where it lies and how to continue it."""
 
 
 def nearest(given: str, valid: Iterable[str]) -> str | None:

@@ -1,0 +1,44 @@
+"""`clearhead evaluate`: measures a trained Lorsa on held-out text, prints the numbers and keeps them beside it."""
+
+from pathlib import Path
+from typing import Any
+
+from clearhead.commands.opened import open_run, plan_of
+from clearhead.commands.table import show
+from clearhead.config import Evaluate
+from clearhead.runs import environment, write_json
+from clearhead.training.evaluate import evaluate
+
+
+def plan(config: Evaluate) -> dict[str, Any]:
+    """What will be measured, and where the numbers go."""
+    return plan_of(config) | {"downstream tokens": config.downstream_tokens, "out": file_of(config)}
+
+
+def run(config: Evaluate) -> None:
+    """Measure, and print all numbers but those by position."""
+    metrics = measure(config)
+    shown = {name: value for name, value in metrics.items() if not isinstance(value, list | dict)}
+    show(shown, f"on {config.split} text, written to {file_of(config)}")
+
+
+def measure(config: Evaluate) -> dict[str, Any]:
+    """The metrics of a run, also written to `file_of(config)` with their configuration and environment."""
+    opened = open_run(config)
+    metrics = evaluate(
+        *opened[:3], opened.blocks, downstream_tokens=config.downstream_tokens, batch_blocks=config.batch_blocks
+    )
+    metrics |= {
+        "model_note": opened.model.note,
+        "text": opened.blocks.source,
+        "text_sha256": opened.blocks.sha256,
+        "split": config.split,
+    }
+    record = metrics | {"config": config.to_dict(), "environment": environment()}
+    write_json(file_of(config), record)
+    return metrics
+
+
+def file_of(config: Evaluate) -> Path:
+    """The file of the numbers: as given, or evaluation.json in the run directory."""
+    return config.out or config.run / "evaluation.json"

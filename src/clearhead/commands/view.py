@@ -1,0 +1,39 @@
+"""`clearhead view`: writes the page of an analysed run."""
+
+from pathlib import Path
+from typing import Any
+
+from clearhead.atlas.read import Atlas
+from clearhead.commands.table import say
+from clearhead.config import View
+from clearhead.errors import ClearheadError
+from clearhead.view.page import write_page
+
+
+def plan(config: View) -> dict[str, Any]:
+    """Where the page will come from and lie."""
+    atlas = atlas_of(config.run)
+    return {"atlas": atlas, "units": Atlas(atlas).table("units").num_rows, "page": page_of(config)}
+
+
+def run(config: View) -> None:
+    """Write the page, and print its path."""
+    say(f"page: {write_page(atlas_of(config.run), page_of(config))}")
+
+
+def atlas_of(run: Path) -> Path:
+    """The atlas of a run directory, or the directory itself when it is an atlas.
+
+    Raises `ClearheadError`, saying which verb writes one, when there is none.
+    """
+    for folder in (run, run / "atlas"):
+        if (folder / "atlas.json").exists():
+            return folder
+    if (run / "lorsa").exists():
+        raise ClearheadError(f"{run} has not been analysed yet; type: clearhead analyze {run}")
+    raise ClearheadError(f"{run} holds no atlas and is no run directory; `clearhead analyze RUN` writes an atlas")
+
+
+def page_of(config: View) -> Path:
+    """The file of the page: as given, or page.html beside the atlas."""
+    return config.out or atlas_of(config.run).parent / "page.html"
