@@ -63,8 +63,8 @@ class Family:
     """Attention and MLP read the same residual stream, so there is no `resid_mid`."""
     interface: bool = True
     """Attention goes through transformers' attention interface."""
-    plain: bool = False
-    """Off the interface: queries, keys and values are used exactly as projected (no rotation, norm or clipping)."""
+    plain: frozenset[str] = frozenset()
+    """Off the interface: which of q, k, v are used exactly as projected (no rotation, norm or clipping)."""
     sdpa: bool = True
     """HF's sdpa path computes the same function as its eager path."""
     mlp_output_mutated: bool = False
@@ -124,7 +124,7 @@ BLOOM = Family(
     layout="groups",
     mlp_output="mlp.dense_4h_to_h",  # the MLP's and the attention's own outputs already hold the residual stream
     interface=False,
-    plain=True,
+    plain=frozenset("qkv"),
 )
 QK_NORM = {"query_norm": "q_norm", "key_norm": "k_norm"}
 
@@ -198,7 +198,13 @@ _TABLE = [
     replace(GPTJ, name="gptj"),
     replace(GPTJ, name="codegen", query="qkv_proj", key=None, value=None, layout="shards"),
     replace(
-        GPTJ, name="gpt_neo", attention="attn.attention", mlp_norm="ln_2", parallel=False, interface=False, plain=True
+        GPTJ,
+        name="gpt_neo",
+        attention="attn.attention",
+        mlp_norm="ln_2",
+        parallel=False,
+        interface=False,
+        plain=frozenset("qkv"),
     ),
     Family(
         "gpt_neox",
@@ -213,7 +219,7 @@ _TABLE = [
         layout="groups",
     ),
     BLOOM,
-    replace(BLOOM, name="falcon", mlp_output="mlp", plain=False, mlp_output_mutated=True),
+    replace(BLOOM, name="falcon", mlp_output="mlp"),
     replace(
         BLOOM,
         name="mpt",
@@ -282,7 +288,7 @@ def _apply_config(family: Family, config: PreTrainedConfig) -> Family:
         case "deepseek_v3":
             return replace(family, query="q_b_proj" if config.q_lora_rank else "q_proj")
         case "mpt":
-            return replace(family, plain=config.attn_config.clip_qkv is None)
+            return replace(family, plain=family.plain if config.attn_config.clip_qkv is None else frozenset())
         case "falcon":
             return _apply_falcon(family, config)
         case _:
@@ -297,7 +303,7 @@ def _apply_falcon(family: Family, config: PreTrainedConfig) -> Family:
     return replace(
         family,
         layout="blocks" if config.multi_query and not new else "groups",
-        plain=config.alibi,
+        plain=frozenset("qkv" if config.alibi else "v"),
         sdpa=not config.alibi,  # HF's sdpa path scales ALiBi's biases differently from its eager path
         attention_norm="ln_attn" if two_norms else "input_layernorm",
         mlp_norm="ln_mlp" if two_norms else None if parallel else "post_attention_layernorm",

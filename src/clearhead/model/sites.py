@@ -20,7 +20,9 @@ d model width, v vocabulary):
 | resid_mid | b t d | the residual stream between attention and MLP; parallel blocks have none |
 | logits | b t v | the model's output |
 
-Masked scores hold what transformers puts there (the dtype's minimum, not -inf). A TransformerLens name is accepted
+Masked scores hold what transformers puts there (the dtype's minimum, not -inf), and where a family subtracts each
+row's maximum before softmax (gpt_oss) so do its scores and sinks: softmax of what is read is always the pattern.
+Hidden positions (padding) hold numbers without meaning. A TransformerLens name is accepted
 where it names the same values (`blocks.3.attn.hook_rot_q` is `q.3`); any other raises and says what differs.
 """
 
@@ -75,6 +77,7 @@ _ALIASES = {
     "attn.hook_result": "head_out",
 }
 _AFTER_NORM = ("hook_attn_out", "hook_mlp_out")
+_BEFORE_NORM = "it is the residual stream copied per head, before the norm. Use resid_pre, or attn_in after the norm"
 _DIFFERENT = {
     "ln1.hook_normalized": "it lies before the norm's gain (attn_in after it; the two agree only in folded weights)."
     " Use attn_in",
@@ -83,10 +86,10 @@ _DIFFERENT = {
     "ln1.hook_scale": "norm scales are not a site. Use resid_pre and compute the scale",
     "ln2.hook_scale": "norm scales are not a site. Use resid_mid and compute the scale",
     "attn.hook_attn_scores": "it holds -inf where masked, transformers' scores the dtype's minimum. Use scores",
-    "hook_attn_in": "it is the residual stream copied per head, before the norm. Use resid_pre, or attn_in after the norm",
-    "hook_q_input": "it is the residual stream copied per head, before the norm. Use resid_pre, or attn_in after the norm",
-    "hook_k_input": "it is the residual stream copied per head, before the norm. Use resid_pre, or attn_in after the norm",
-    "hook_v_input": "it is the residual stream copied per head, before the norm. Use resid_pre, or attn_in after the norm",
+    "hook_attn_in": _BEFORE_NORM,
+    "hook_q_input": _BEFORE_NORM,
+    "hook_k_input": _BEFORE_NORM,
+    "hook_v_input": _BEFORE_NORM,
     "hook_mlp_in": "it lies before the norm. Use resid_mid, or mlp_in after the norm",
     "mlp.hook_pre": "MLP neurons are not a site. Use mlp_in or mlp_out",
     "mlp.hook_post": "MLP neurons are not a site. Use mlp_in or mlp_out",

@@ -1,0 +1,96 @@
+"""Models from disk or from the hub, with errors that say what to type instead.
+
+Weights come from safetensors only (the other format runs code when read), and no repository's code is ever run. Where
+the network is switched off (see hub.py), only local files are used.
+"""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, get_args
+
+import torch
+from safetensors import SafetensorError
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+
+from clearhead.errors import ClearheadError, CorruptFileError, UnknownNameError
+from clearhead.hub import offline
+from clearhead.model import bundled
+
+DType = Literal["float32", "bfloat16", "float16", "float64", "auto"]
+Device = str
+"""A torch device (`cpu`, `cuda`, `cuda:1`, `mps`), or `auto`: the accelerator where there is one, else the CPU."""
+
+BUNDLED = {"smollm2": bundled.smollm2, "clearhead-tiny": bundled.tiny}
+"""Models that need no model hub."""
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A model from disk and where it came from."""
+
+    hf: PreTrainedModel
+    tokenizer: PreTrainedTokenizerBase | None
+    note: str
+    revision: str | None
+
+
+def load_model(name: str, *, dtype: DType, device: Device, revision: str | None, tokenizer: bool) -> Loaded:
+    """Loads a causal language model on its default attention; see `Model.load`."""
+    if dtype not in get_args(DType):
+        raise UnknownNameError("dtype", dtype, get_args(DType))
+    place = _choose_device(device)
+    source = str(BUNDLED[name]()) if name in BUNDLED else name
+    options = {"revision": revision, "trust_remote_code": False, "local_files_only": offline()}
+    try:
+        hf = AutoModelForCausalLM.from_pretrained(source, dtype=dtype, use_safetensors=True, **options)
+    except (SafetensorError, json.JSONDecodeError) as error:
+        raise CorruptFileError(f"the files of {name!r} cannot be read: {error}") from error
+    except (OSError, ValueError, KeyError) as error:
+        raise _explain(name, error) from error
+    found = AutoTokenizer if tokenizer else None
+    try:
+        loaded_tokenizer = found.from_pretrained(source, **options) if found else None
+    except (OSError, ValueError) as error:
+        raise ClearheadError(
+            f"{name!r} has no tokenizer that can be loaded ({_first_line(error)}); load it with tokenizer=False and"
+            " pass token ids"
+        ) from error
+    commit = hf.config._commit_hash or revision
+    note = bundled.NOTE if name == "smollm2" else f"{name} at revision {commit}" if commit else name
+    return Loaded(hf.to(place), loaded_tokenizer, note, commit)
+
+
+def _choose_device(device: Device) -> torch.device:
+    """The torch device that `device` names."""
+    if device == "auto":
+        return torch.accelerator.current_accelerator(check_available=True) or torch.device("cpu")
+    try:
+        place = torch.device(device)
+        torch.empty(0, device=place)
+    except (RuntimeError, AssertionError) as error:
+        raise ClearheadError(
+            f"device {device!r} cannot be used here ({_first_line(error)}); use cpu or auto"
+        ) from error
+    return place
+
+
+def _explain(name: str, error: Exception) -> ClearheadError:
+    """Why no model could be loaded under this name."""
+    if Path(name).is_dir():
+        return ClearheadError(
+            f"the folder {name!r} does not hold a causal language model that transformers can read:"
+            f" {_first_line(error)}"
+        )
+    network = "The network is switched off (CLEARHEAD_OFFLINE or HF_HUB_OFFLINE is set), and" if offline() else "And"
+    return UnknownNameError(
+        "model",
+        name,
+        BUNDLED,
+        f"{network} no local folder or Hugging Face repository of that name could be loaded: {_first_line(error)}",
+    )
+
+
+def _first_line(error: Exception) -> str:
+    lines = str(error).strip().splitlines()
+    return lines[0].rstrip(".") if lines else type(error).__name__

@@ -1,0 +1,108 @@
+"""What every model must pass when it is loaded: the access reproduces the model, or the model is refused.
+
+Two short sequences that differ in their last token are run, on both paths, and in every layer with attention:
+
+- write sums: Σ_h head_out + b_O = attn_out;
+- mixing: pattern · v = z;
+- causality: pattern is 0 above the diagonal, and the logits before the last token do not see it;
+- agreement: a run that reads everything gives the logits of HF's own forward on the same path, and so does one that
+  reads nothing; the two paths agree.
+
+The tolerance is that of the dtype, since kernels may differ in rounding between batch shapes on some devices; the exact
+identities are tests. Cost: four forwards over 2 × 6 tokens.
+"""
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from clearhead.errors import ClearheadError
+from clearhead.model.attention import attention_implementation
+from clearhead.model.places import output_weight, require_module
+from clearhead.model.run import Path, Run
+
+if TYPE_CHECKING:
+    from clearhead.model.access import Model
+
+POSITIONS = 6
+
+
+class SelfTestError(ClearheadError):
+    """The access to a model does not reproduce the model; the text says where."""
+
+
+def check_model(model: "Model") -> None:
+    """Runs the self-test. Raises `SelfTestError` with the first identity that does not hold."""
+    tokens = _probe_tokens(model)
+    readable = {"v", "z"} if model.family.interface or "v" in model.family.plain else {"z"}
+    layers = model.attention_layers
+    read = [f"{name}.{layer}" for layer in layers for name in ("pattern", "head_out", "attn_out", *sorted(readable))]
+    run = model.run(tokens, read=[*read, "logits"])
+    for layer in layers:
+        _check_writes(model, run, layer)
+        _check_pattern(model, run, layer, mixing="v" in readable)
+    _check_causal(run.logits)
+    _check_forward(model, tokens, run)
+    closed = model.run(tokens)
+    if closed.path != run.path:
+        _check_forward(model, tokens, closed)
+        _compare(closed.logits, run.logits, "logits of path sdpa and path eager", slack=100)
+
+
+def _probe_tokens(model: "Model") -> Tensor:
+    """Two rows [2, t] that differ in their last token only, spread over the vocabulary."""
+    row = torch.linspace(1, model.d_vocab - 2, POSITIONS, dtype=torch.float64).long()
+    tokens = row.repeat(2, 1)
+    tokens[1, -1] = 0
+    return tokens.to(model.device)
+
+
+def _check_writes(model: "Model", run: Run, layer: int) -> None:
+    """Σ_h head_out + b_O = attn_out."""
+    attention = model.places.attentions[layer]
+    assert attention is not None
+    bias = output_weight(require_module(attention, model.family.output))[1]
+    total = run[f"head_out.{layer}"].sum(dim=-2)
+    _compare(total if bias is None else total + bias, run[f"attn_out.{layer}"], f"heads' sum in layer {layer}")
+
+
+def _check_pattern(model: "Model", run: Run, layer: int, *, mixing: bool) -> None:
+    """Nothing above the diagonal; pattern · v = z."""
+    pattern = run[f"pattern.{layer}"]
+    if pattern.triu(1).any():
+        raise SelfTestError(f"{model.name}: the pattern of layer {layer} attends to later tokens")
+    if mixing:
+        v = run[f"v.{layer}"]
+        v = v.repeat_interleave(pattern.shape[1] // v.shape[1], dim=1)
+        mixed = (pattern.to(v.dtype) @ v).transpose(1, 2)
+        _compare(mixed, run[f"z.{layer}"], f"pattern times values in layer {layer}")
+
+
+def _check_causal(logits: Tensor) -> None:
+    """The two rows agree before the token in which they differ, and differ there."""
+    _compare(logits[0, :-1], logits[1, :-1], "logits before a changed token")
+    if torch.equal(logits[0, -1], logits[1, -1]):
+        raise SelfTestError("the logits do not depend on the last token")
+
+
+def _check_forward(model: "Model", tokens: Tensor, run: Run) -> None:
+    """The run's logits are those of HF's own forward on the same path."""
+    path: Path = run.path
+    with torch.no_grad(), attention_implementation(model.hf, path), model.evaluating():
+        plain = model.hf(input_ids=tokens, use_cache=False).logits
+    _compare(plain, run.logits, f"logits of the plain forward (path {path})")
+
+
+def _compare(found: Tensor, expected: Tensor, what: str, slack: float = 1.0) -> None:
+    """Raises where the two differ by more than rounding, relative to the largest entry."""
+    if not (bool(found.isfinite().all()) and bool(expected.isfinite().all())):
+        raise SelfTestError(f"self-test: {what}: numbers that are not finite")
+    scale = float(expected.abs().max())
+    worst = float((found.double() - expected.double()).abs().max()) if found.numel() else 0.0
+    tolerance = slack * 64 * torch.finfo(expected.dtype).eps * scale
+    if worst > tolerance:
+        raise SelfTestError(
+            f"self-test: {what}: off by {worst:.2e} where at most {tolerance:.2e} is rounding; this model computes"
+            " something that clearhead does not see, and is refused (self_test=False loads it at your own risk)"
+        )
