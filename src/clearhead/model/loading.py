@@ -56,7 +56,7 @@ def load_model(name: str, *, dtype: DType, device: Device, revision: str | None,
             f"{name!r} has no tokenizer that can be loaded ({_first_line(error)}); load it with tokenizer=False and"
             " pass token ids"
         ) from error
-    commit = hf.config._commit_hash or revision
+    commit = vars(hf.config).get("_commit_hash") or revision  # transformers sets it for repositories of the hub
     note = bundled.NOTE if name == "smollm2" else f"{name} at revision {commit}" if commit else name
     return Loaded(hf.to(place), loaded_tokenizer, note, commit)
 
