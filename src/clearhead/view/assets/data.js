@@ -1,0 +1,44 @@
+// The embedded data: the index at once, the packed parts when a unit is opened.
+
+const index = JSON.parse(byId("index").textContent);
+const units = index.units;
+const vocab = index.vocab;
+const placeOf = new Map(units.id.map((id, place) => [id, place]));
+const oneKind = new Set(units.kind).size === 1;
+const noun = units.kind.every((kind) => kind === "lorsa" || kind === "head") ? "head" : "unit";
+const KIND_NAMES = { lorsa: "Lorsa head", head: "Attention head" };
+
+const kindName = (kind) => KIND_NAMES[kind] ?? kind;
+const shortId = (place) => (oneKind ? units.id[place].slice(units.kind[place].length + 1) : units.id[place]);
+
+/** The unpacked contents of a data element, as a Response. */
+function inflate(id) {
+  const packed = atob(byId(id).textContent);
+  const bytes = Uint8Array.from(packed, (character) => character.charCodeAt(0));
+  return new Response(new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip")));
+}
+
+const opened = new Map();
+
+/** Part `number` of a kind ("units" or "texts"), unpacked once. */
+function part(kind, number) {
+  const id = `${kind}-${number}`;
+  if (!opened.has(id)) opened.set(id, inflate(id).json());
+  return opened.get(id);
+}
+
+/** Logits, histogram, shares and examples of one unit. */
+async function detailOf(place) {
+  const packed = await part("units", Math.floor(place / index.unitsPerPart));
+  return packed[place % index.unitsPerPart];
+}
+
+/** A function from position to token text for one block; undefined where no example shows the position. */
+async function readerOf(block) {
+  const texts = await part("texts", index.partOfBlock[block]);
+  const runs = texts[block];
+  return (position) => {
+    const run = runs.find(([first, tokens]) => position >= first && position < first + tokens.length);
+    return run && vocab[run[1][position - run[0]]];
+  };
+}

@@ -1,0 +1,48 @@
+// The summary: the metrics of each layer and the charts over all its units.
+
+const PERCENT_METRICS = new Set(["fvu", "explained_variance", "dead_share", "dense_share", "ce_recovered", "spanning_share", "spanning_share_low", "spanning_share_high"]);
+
+function showSummary() {
+  const view = byId("view");
+  view.replaceChildren(limitsNotice(), el("div", { class: "summary" }, ...index.summaries.map(layerSection)));
+  view.scrollTop = 0;
+  redrawCharts();
+}
+
+function layerSection({ layer, kind, metrics, charts }) {
+  const here = units.id.map((_, place) => place).filter((place) => units.layer[place] === layer && units.kind[place] === kind);
+  const live = here.filter((place) => !units.dead[place]).length;
+  const what = here.length ? `${plural(here.length, kindName(kind))}, ${number(live)} alive. Choose one from the list, or a point or bar below.` : "";
+  return el(
+    "section",
+    { "data-layer": layer },
+    el("h1", {}, layer === null ? kindName(kind) : `Layer ${layer}`),
+    el("p", { class: "lead" }, what),
+    metrics.length ? el("div", { class: "figures" }, ...metrics.map(metricTile)) : null,
+    el("div", { class: "charts" }, ...charts.map(chartPanel)),
+  );
+}
+
+function metricTile({ metric, label, value, help: text }) {
+  const explanation = text ? el("button", { type: "button", class: "help", "aria-label": `About ${label}: ${text}`, "data-tip": text }, "?") : null;
+  return bigNumber(label, PERCENT_METRICS.has(metric) ? percentTo(value) : number(value), explanation);
+}
+
+const percentTo = (value) => `${(100 * value).toFixed(1).replace("-", MINUS)} %`;
+
+function chartPanel(spec) {
+  const reactions = {
+    map: (point) => (location.hash = point.customdata),
+    hosts: (point) => listOnly({ host: String(point.x), spread: point.curveNumber === 1 ? "spanning" : "single" }),
+    dead: (point) => listOnly({ group: String(point.x), state: point.curveNumber === 1 ? "dead" : "alive" }),
+  };
+  const box = panel(spec.title, help(spec.name, spec.title), chart(spec, spec.title, reactions[spec.name] ?? null));
+  box.classList.toggle("wide", spec.name === "map");
+  return box;
+}
+
+function listOnly(filters) {
+  resetQuery();
+  setQuery(filters);
+  document.body.dataset.panel = "list";
+}
