@@ -19,12 +19,8 @@ HEAVY = {"torch", "transformers", "numpy", "datasets", "duckdb", "pyarrow", "plo
 
 
 def loaded_by(code):
-    done = subprocess.run(
-        [sys.executable, "-c", f"{code}\nimport json, sys, time\nprint(json.dumps([list(sys.modules), time.process_time()]))"],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+    code += "\nimport json, sys, time\nprint(json.dumps([list(sys.modules), time.process_time()]))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     modules, seconds = json.loads(done.stdout.splitlines()[-1])
     return {name.partition(".")[0] for name in modules}, seconds
 

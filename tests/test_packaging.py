@@ -13,9 +13,7 @@ import clearhead
 
 ROOT = Path(clearhead.__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-PINS = dict(
-    line.split("==") for line in (ROOT / "constraints.txt").read_text().splitlines() if line and not line.startswith("#")
-)
+PINS = dict(re.findall(r"^([\w.-]+)==(.+)$", (ROOT / "constraints.txt").read_text(), flags=re.M))
 
 
 def canonical(name):
@@ -50,8 +48,8 @@ def test_wheel_holds_every_source_file_and_every_data_file(wheel):
 
 
 def test_wheel_holds_nothing_else(wheel):
-    strange = [name for name in wheel if not name.startswith(("clearhead/", f"clearhead-{clearhead.__version__}.dist-info/"))]
-    assert not strange
+    about = f"clearhead-{clearhead.__version__}.dist-info/"
+    assert not [name for name in wheel if not name.startswith(("clearhead/", about))]
     assert any(name.endswith("LICENSE") for name in wheel)
 
 

@@ -18,7 +18,6 @@ from clearhead.errors import ClearheadError
 SCHEMA = 1
 
 Dtype = Literal["float32", "bfloat16", "float16"]
-Device = Literal["auto", "cpu", "cuda", "mps"]
 Split = Literal["train", "held_out"]
 Activation = Literal["topk", "batchtopk", "jumprelu", "relu", "signed-topk"]
 Initialisation = Literal["data", "original", "random", "reference"]
@@ -70,8 +69,8 @@ class OfModel(Verb):
     """Seed of every random choice; the batch order is a function of seed and step alone."""
     dtype: Dtype = "float32"
     """Number format of the model's weights."""
-    device: Device = "auto"
-    """Where to compute; auto takes cuda, then mps, then cpu."""
+    device: str = "auto"
+    """Where to compute: a torch device (cpu, cuda, cuda:1, mps), or auto for an accelerator where there is one."""
 
     def validate(self) -> None:
         """Blocks hold at least two tokens: position 0 is reported apart."""
@@ -96,8 +95,8 @@ class OfRun(Verb):
     """Seed of every random choice."""
     dtype: Dtype = "float32"
     """Number format of the model's weights."""
-    device: Device = "auto"
-    """Where to compute; auto takes cuda, then mps, then cpu."""
+    device: str = "auto"
+    """Where to compute: a torch device (cpu, cuda, cuda:1, mps), or auto for an accelerator where there is one."""
 
     def validate(self) -> None:
         """Counts are positive."""
@@ -297,8 +296,8 @@ class Demo(Verb):
     """Tokens per block."""
     measured_tokens: int = 30_000
     """Held-out tokens for the evaluation and the analysis."""
-    device: Device = "auto"
-    """Where to compute; auto takes cuda, then mps, then cpu."""
+    device: str = "auto"
+    """Where to compute: a torch device (cpu, cuda, cuda:1, mps), or auto for an accelerator where there is one."""
     out: Path = Path("runs/demo")
     """Directory of the run; what is finished there with the same settings is reused."""
 

@@ -52,7 +52,7 @@ def written_aside(path: Path) -> Iterator[Path]:
 @contextlib.contextmanager
 def progress(
     what: str, total: int, unit: str = "tokens", *, done: int = 0, every: float = 10.0
-) -> Iterator[Callable[[int], None]]:
+) -> Iterator[Callable[[int], object]]:
     """Show work on stderr with its rate and time left; the block calls the yielded `advance(n)` as it proceeds.
 
     A terminal gets a bar; anything else (a log file, CI) gets a line at most every `every` seconds and one at the end.

@@ -7,6 +7,7 @@ from clearhead.analysis.analyze import analyze
 from clearhead.commands.opened import open_run, plan_of
 from clearhead.commands.table import say
 from clearhead.config import Analyze
+from clearhead.runs import read_json
 
 
 def plan(config: Analyze) -> dict[str, Any]:
@@ -18,6 +19,7 @@ def plan(config: Analyze) -> dict[str, Any]:
 def run(config: Analyze) -> None:
     """Analyse, and print where the atlas lies."""
     opened = open_run(config)
+    evaluation = config.run / "evaluation.json"
     analyze(
         opened.lorsa,
         opened.model,
@@ -28,6 +30,7 @@ def run(config: Analyze) -> None:
         quantiles=config.quantiles,
         negatives=config.negatives,
         seed=config.seed,
+        evaluation=read_json(evaluation) if evaluation.exists() else None,
         batch_blocks=config.batch_blocks,
     )
     say(f"atlas: {folder_of(config)}; next: clearhead view {config.run}")

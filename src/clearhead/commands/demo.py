@@ -4,8 +4,6 @@ What is done is recorded in `demo.json` in the run directory, step by step with 
 when its own configuration or that of a step before it changed.
 """
 
-import resource
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -15,7 +13,7 @@ from clearhead.commands import analyze, evaluate, view
 from clearhead.commands.table import duration, say, show, size
 from clearhead.config import Analyze, Demo, Evaluate, TrainLorsa, Verb, View
 from clearhead.runs import read_json, write_json
-from clearhead.training.train import train_lorsa
+from clearhead.training.train import peak_memory, train_lorsa
 
 
 class Step(NamedTuple):
@@ -50,7 +48,11 @@ def steps(config: Demo) -> list[Step]:
 def plan(config: Demo) -> dict[str, Any]:
     """Each step, and whether it is done already."""
     done = finished(config)
-    return {step.config.verb: "done" if step.config.verb in done else f"will write {step.output}" for step in steps(config)}
+    rows = {"model": config.model, "layer": config.layer, "training tokens": config.tokens, "directory": config.out}
+    for step in steps(config):
+        verb = step.config.verb
+        rows[verb] = "done before" if verb in done else f"will write {step.output}"
+    return rows
 
 
 def run(config: Demo) -> None:
@@ -67,7 +69,7 @@ def run(config: Demo) -> None:
         record[verb] = {
             "config": step.config.to_dict(),
             "seconds": time.monotonic() - begun,
-            "peak_memory_bytes": _peak_memory(),
+            "peak_memory_bytes": peak_memory(),
         }
         write_json(config.out / "demo.json", record)
     _report(config, record)
@@ -114,8 +116,3 @@ def _report(config: Demo, record: dict[str, Any]) -> None:
 
 def _share(value: float | None) -> str:
     return "unmeasurable share" if value is None else f"{value:.1%}"
-
-
-def _peak_memory() -> int:
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else peak * 1024

@@ -26,7 +26,9 @@ def training_of(run: Path) -> TrainLorsa:
         raise ClearheadError(f"{run} is no run directory: it holds no config.json; `clearhead train lorsa` makes one")
     config = from_file(run)
     if not isinstance(config, TrainLorsa) or config.layer is None:
-        raise ClearheadError(f"{run} was written by `clearhead {config.verb}`; give a directory of `clearhead train lorsa`")
+        raise ClearheadError(
+            f"{run} was written by `clearhead {config.verb}`; give a directory of `clearhead train lorsa`"
+        )
     return config
 
 

@@ -1,19 +1,45 @@
-"""`clearhead train lorsa`: trains, then prints the numbers of the run and what to do with it."""
+"""`clearhead train lorsa`: trains, then prints the numbers of the run and what to do with it.
+
+Its plan needs the model's configuration only, no weights: sizes come from a model without storage. The memory is
+
+    model: parameters x bytes of its dtype      Lorsa: parameters x 16 bytes (weight, gradient, two moments of Adam)
+    step: 4 arrays of batch tokens x heads in float32 (values, pre-activations and their gradients)
+
+and, when that fits into what is free, the time is extrapolated from a few real steps in a temporary directory.
+"""
 
 import dataclasses
+import math
+import os
+import tempfile
 from pathlib import Path
 from typing import Any
 
-from clearhead.commands.table import say, show
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from clearhead.commands.table import duration, say, show, size
 from clearhead.config import TrainLorsa
+from clearhead.dictionaries.init import lorsa_config
+from clearhead.dictionaries.lorsa import Lorsa
+from clearhead.errors import ClearheadError
+from clearhead.hub import offline
+from clearhead.model.access import Model
+from clearhead.model.loading import BUNDLED
 from clearhead.training.train import train_lorsa
+
+MEASURED_STEPS = 6
+BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 
 def run(config: TrainLorsa) -> None:
     """Train, and print the summary."""
     summary = train_lorsa(config)
     directory = directory_of(config, summary)
-    show({name: value for name, value in summary.items() if name != "text_sha256"}, f"trained in {directory}")
+    shown = {name: value for name, value in summary.items() if name != "text_sha256"}
+    shown["train_seconds"] = duration(summary["train_seconds"])
+    shown["peak_memory_bytes"] = size(summary["peak_memory_bytes"])
+    show(shown, f"trained in {directory}")
     say(f"next: clearhead evaluate {directory}; clearhead analyze {directory}; clearhead view {directory}")
 
 
@@ -21,3 +47,82 @@ def directory_of(config: TrainLorsa, summary: dict[str, Any]) -> Path:
     """Where the run that returned `summary` lies."""
     derived = {name: summary[name] for name in ("layer", "heads", "groups")}
     return dataclasses.replace(config, **derived).directory()
+
+
+def plan(config: TrainLorsa) -> dict[str, Any]:
+    """Derived values, parameters, memory and time of a training, none of which is begun."""
+    model = without_weights(config.model)
+    config = config.resolved(n_layers=model.n_layers, d_model=model.d_model, d_head=model.d_head)
+    heads, groups, layer = int(config.heads or 0), int(config.groups or 0), int(config.layer or 0)
+    # the rotation has no parameters, and a model without storage has no frequencies to copy
+    geometry = dataclasses.replace(model.geometry(layer), rope=None)
+    shape = lorsa_config(geometry, model.d_model, heads=heads, groups=groups, k=config.k, activation=config.activation)
+    with torch.device("meta"):
+        parameters = count(Lorsa(shape))
+    memory = {
+        "memory of the model": count(model.hf) * BYTES[config.dtype],
+        "memory of the Lorsa, gradients and optimiser": parameters * 16,
+        "memory of a step": 4 * config.batch_tokens * heads * 4,
+    }
+    total = sum(memory.values())
+    fits = config.device not in ("auto", "cpu") or total < free_memory()
+    rows = {
+        "model": f"{config.model}: {model.n_layers} layers, width {model.d_model}, {model.n_heads} heads",
+        "layer": layer,
+        "heads": heads,
+        "QK groups": f"{groups} of {heads // groups} heads, {geometry.d_head} wide",
+        "active per token": config.k,
+        "parameters": parameters,
+        "tokens": config.tokens,
+        "steps": f"{config.steps():,} of {config.batch_tokens} tokens",
+        "directory": config.directory(),
+    }
+    rows |= {name: size(bytes_) for name, bytes_ in memory.items()} | {"memory, estimated": size(total)}
+    return rows | {"time": predicted_time(config) if fits else f"not measured: only {size(free_memory())} are free"}
+
+
+def predicted_time(config: TrainLorsa) -> str:
+    """The time of the whole training at the speed of a few real steps from random weights, thrown away afterwards."""
+    with tempfile.TemporaryDirectory() as folder:
+        short = dataclasses.replace(
+            config,
+            tokens=MEASURED_STEPS * config.batch_tokens,
+            init="random",
+            tracker="none",
+            store=None,
+            out=Path(folder) / "steps",
+        )
+        rate = train_lorsa(short)["tokens_per_second"]
+    return f"about {duration(config.tokens / rate)} at {rate:,.0f} tokens/s, measured on {MEASURED_STEPS} steps"
+
+
+def without_weights(name: str) -> Model:
+    """The model's structure, on torch's meta device: every size is right and no weight is read.
+
+    Raises `ClearheadError` when no configuration of that name can be found.
+    """
+    source = str(BUNDLED[name]()) if name in BUNDLED else name
+    try:
+        config = AutoConfig.from_pretrained(source, local_files_only=offline())
+        with torch.device("meta"):
+            hf = AutoModelForCausalLM.from_config(config)
+    except (OSError, ValueError) as error:
+        raise ClearheadError(
+            f"there is no model {name!r} here or on the hub ({str(error).splitlines()[0]}); give a Hugging Face id, a "
+            f"local folder, or one of {', '.join(BUNDLED)}"
+        ) from error
+    return Model(hf, name=name, self_test=False)
+
+
+def count(module: torch.nn.Module) -> int:
+    """Number of parameters, shared ones once."""
+    return sum(math.prod(parameter.shape) for parameter in module.parameters())
+
+
+def free_memory() -> int:
+    """Bytes of main memory that new processes can have."""
+    meminfo = Path("/proc/meminfo")
+    if meminfo.exists():
+        fields = dict(line.split(":") for line in meminfo.read_text().splitlines())
+        return int(fields["MemAvailable"].split()[0]) * 1024
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

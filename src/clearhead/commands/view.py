@@ -13,7 +13,7 @@ from clearhead.view.page import write_page
 def plan(config: View) -> dict[str, Any]:
     """Where the page will come from and lie."""
     atlas = atlas_of(config.run)
-    return {"atlas": atlas, "units": Atlas(atlas).table("units").num_rows, "page": page_of(config)}
+    return {"atlas": atlas, "units": len(Atlas(atlas).units()), "page": page_of(config)}
 
 
 def run(config: View) -> None:
