@@ -125,10 +125,12 @@ class Model:
         """Width of queries and keys in the first layer with attention; see `geometry` for a layer's own."""
         return self.geometry(self.attention_layers[0]).d_head
 
-    @property
+    @cached_property
     def n_ctx(self) -> int | None:
         """The longest sequence the model was built for; None where positions have no limit (ALiBi)."""
-        return self.hf.config.to_dict().get("max_position_embeddings") or self.hf.config.to_dict().get("n_positions")
+        settings = self.hf.config.to_dict()
+        names = ("max_position_embeddings", "n_positions", "max_seq_len")
+        return next((settings[name] for name in names if settings.get(name)), None)
 
     def geometry(self, layer: int) -> geometry.AttentionGeometry:
         """Heads, widths, scale, window, soft-cap and rotation of one layer's attention."""

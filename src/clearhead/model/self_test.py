@@ -5,11 +5,11 @@ Two short sequences that differ in their last token are run, on both paths, and 
 - write sums: Σ_h head_out + b_O = attn_out;
 - mixing: pattern · v = z;
 - causality: pattern is 0 above the diagonal, and the logits before the last token do not see it;
-- agreement: a run that reads everything gives the logits of HF's own forward on the same path, and so does one that
-  reads nothing; the two paths agree.
+- agreement: runs that read inside attention, on the eager path and on the sdpa path, give the logits of HF's own
+  forward on that path.
 
-The tolerance is that of the dtype, since kernels may differ in rounding between batch shapes on some devices; the exact
-identities are tests. Cost: four forwards over 2 × 6 tokens.
+The tolerance is the rounding of the dtype, since kernels on some devices do not repeat theirs; that the numbers agree
+bit for bit is tested. Cost: four forwards over 2 × 4 tokens.
 """
 
 from typing import TYPE_CHECKING
@@ -25,13 +25,16 @@ from clearhead.model.run import Path, Run
 if TYPE_CHECKING:
     from clearhead.model.access import Model
 
-POSITIONS = 6
+POSITIONS = 4
+TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-5, torch.float16: 2e-2, torch.bfloat16: 5e-2}
+"""Largest difference that counts as rounding, relative to the largest entry."""
 
 
 class SelfTestError(ClearheadError):
     """The access to a model does not reproduce the model; the text says where."""
 
 
+@torch.no_grad()
 def check_model(model: "Model") -> None:
     """Runs the self-test. Raises `SelfTestError` with the first identity that does not hold."""
     tokens = _probe_tokens(model)
@@ -44,10 +47,9 @@ def check_model(model: "Model") -> None:
         _check_pattern(model, run, layer, mixing="v" in readable)
     _check_causal(run.logits)
     _check_forward(model, tokens, run)
-    closed = model.run(tokens)
-    if closed.path != run.path:
-        _check_forward(model, tokens, closed)
-        _compare(closed.logits, run.logits, "logits of path sdpa and path eager", slack=100)
+    fused = model.run(tokens, read=[*(f"z.{layer}" for layer in layers), "logits"])
+    if fused.path != run.path:
+        _check_forward(model, tokens, fused)
 
 
 def _probe_tokens(model: "Model") -> Tensor:
@@ -89,18 +91,19 @@ def _check_causal(logits: Tensor) -> None:
 def _check_forward(model: "Model", tokens: Tensor, run: Run) -> None:
     """The run's logits are those of HF's own forward on the same path."""
     path: Path = run.path
-    with torch.no_grad(), attention_implementation(model.hf, path), model.evaluating():
+    with attention_implementation(model.hf, path), model.evaluating():
         plain = model.hf(input_ids=tokens, use_cache=False).logits
     _compare(plain, run.logits, f"logits of the plain forward (path {path})")
 
 
-def _compare(found: Tensor, expected: Tensor, what: str, slack: float = 1.0) -> None:
+def _compare(found: Tensor, expected: Tensor, what: str) -> None:
     """Raises where the two differ by more than rounding, relative to the largest entry."""
-    if not (bool(found.isfinite().all()) and bool(expected.isfinite().all())):
+    if not bool((found.isfinite() & expected.isfinite()).all()):
         raise SelfTestError(f"self-test: {what}: numbers that are not finite")
-    scale = float(expected.abs().max())
-    worst = float((found.double() - expected.double()).abs().max()) if found.numel() else 0.0
-    tolerance = slack * 64 * torch.finfo(expected.dtype).eps * scale
+    if torch.equal(found, expected):
+        return
+    worst = float((found.double() - expected.double()).abs().max())
+    tolerance = TOLERANCE[expected.dtype] * float(expected.abs().max())
     if worst > tolerance:
         raise SelfTestError(
             f"self-test: {what}: off by {worst:.2e} where at most {tolerance:.2e} is rounding; this model computes"
