@@ -5,6 +5,7 @@ and renames it, and one process builds while the others wait. Nothing here downl
 """
 
 import contextlib
+import errno
 import fcntl
 import hashlib
 import os
@@ -13,6 +14,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from clearhead.errors import ClearheadError
+
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+"""What the operating system answers when a disk, a quota or a file is full."""
 
 
 def cache_dir() -> Path:
@@ -55,7 +59,7 @@ def build_once(target: Path, build: Callable[[Path], None]) -> Path:
             build(aside)
             aside.rename(target)
         except OSError as error:
-            if error.errno != 28:
+            if error.errno not in NO_ROOM:
                 raise
             raise ClearheadError(
                 f"no space left on the disk that holds {target.parent}; {target.name} was not built. "

@@ -1,0 +1,218 @@
+"""A layer's activations on disk: computed once, read by many trainings.
+
+    STORE/index.json                 what was harvested, and every whole shard with its size and sha256
+    STORE/shard-00000.safetensors    tokens [b, t] int64, x [b, t, d], y [b, t, d] of consecutive blocks
+
+Written shard by shard, each whole before the index names it: a killed harvest continues with the next shard, and a
+full disk loses only the shard being written. Read through memory maps: a batch touches its own rows alone. Opening
+checks every shard's size; the first batch from a shard checks its sha256.
+
+A batch equals what `LiveActivations` computes (in float32 to the last bit; float16 and bfloat16 round).
+"""
+
+import hashlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+import safetensors.torch
+import torch
+from jaxtyping import Int64
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from clearhead.data.harvest import Activations, LiveActivations, check_indices, refuse_non_finite
+from clearhead.errors import ClearheadError, CorruptFileError, UnknownNameError
+from clearhead.hub import NO_ROOM, sha256_of
+from clearhead.runs import RunDirectory, progress, read_json, write_json, written_aside
+
+SCHEMA = 1
+StoreDtype = Literal["float32", "float16", "bfloat16"]
+SHARD_BYTES = 64 * 2**20
+
+
+def write_store(
+    path: str | Path,
+    source: LiveActivations,
+    *,
+    batch_blocks: int = 8,
+    dtype: StoreDtype = "float32",
+    shard_bytes: int = SHARD_BYTES,
+) -> "ActivationStore":
+    """Harvest every block of `source` into `path`, or finish what an earlier call began there; returns the store.
+
+    Raises `ClearheadError` when `path` holds another model's, layer's or text's activations or another process writes
+    there, and when the disk is full (the shards before stay valid); `NonFiniteError` for NaN, infinity, or a value
+    that float16 cannot hold.
+    """
+    path = Path(path)
+    if dtype not in get_args(StoreDtype):
+        raise UnknownNameError("dtype of a store", dtype, get_args(StoreDtype))
+    number_bytes = 4 if dtype == "float32" else 2
+    block_bytes = source.context * (2 * source.d * number_bytes + 8)
+    header = _header(source, dtype, max(1, shard_bytes // block_bytes))
+    with RunDirectory(path):
+        index = _begin(path, header)
+        done = sum(shard["blocks"] for shard in index["shards"])
+        with progress("harvest", len(source) * source.context, done=done * source.context) as advance:
+            while done < len(source):
+                stop = min(done + header["shard_blocks"], len(source))
+                parts = []
+                for start in range(done, stop, batch_blocks):
+                    parts.append(_stored(source, torch.arange(start, min(start + batch_blocks, stop)), dtype))
+                    advance(parts[-1].tokens.numel())
+                index["shards"].append(_write_shard(path, len(index["shards"]), parts))
+                write_json(path / "index.json", index)
+                done = stop
+    return ActivationStore(path)
+
+
+class ActivationStore:
+    """Serves activations of numbered blocks from a store on disk, as `LiveActivations` does from the model.
+
+    `index` holds what was harvested: model, layer, sites, text. Raises `ClearheadError` when the harvest is not
+    finished, `CorruptFileError` naming the shard that is missing, truncated or altered.
+    """
+
+    def __init__(self, path: str | Path):
+        self.path = Path(path)
+        if not (self.path / "index.json").exists():
+            raise ClearheadError(
+                f"{path} is no activation store: it holds no index.json; `clearhead harvest` makes one"
+            )
+        self.index = _read_index(self.path)
+        self.context: int = self.index["context"]
+        self.d: int = self.index["d"]
+        self._files: dict[int, Any] = {}
+        n_blocks = sum(shard["blocks"] for shard in self.index["shards"])
+        for shard in self.index["shards"]:
+            self._check_size(shard)
+        if n_blocks != len(self):
+            raise ClearheadError(
+                f"the harvest in {path} was interrupted after {n_blocks:,} of {len(self):,} blocks; "
+                f"repeat the command that began it, and it continues there"
+            )
+
+    def __len__(self) -> int:
+        return self.index["blocks"]
+
+    def check(self, *, model: str, layer: int, text_sha256: str | None = None) -> None:
+        """Raise `ClearheadError` unless the store holds this model's layer (and these token blocks, when given)."""
+        asked = {"model": model, "layer": layer}
+        if text_sha256 is not None:
+            asked["text_sha256"] = text_sha256
+        _refuse_other(self.path, self.index, asked)
+
+    def batch(self, block_indices: Int64[Tensor, " b"] | Sequence[int]) -> Activations:
+        """Activations of these blocks, in this order, x and y in float32 on the CPU.
+
+        Raises `CorruptFileError` on the first touch of a shard whose content is not what was written.
+        """
+        chosen = check_indices(block_indices, len(self))
+        per_shard = self.index["shard_blocks"]
+        rows = [self._row(int(block) // per_shard, int(block) % per_shard) for block in chosen]
+        return Activations(*(torch.cat(parts) for parts in zip(*rows, strict=True)))
+
+    def _row(self, shard: int, row: int) -> Activations:
+        file = self._open(shard)
+        tokens, x, y = (file.get_slice(name)[row : row + 1] for name in Activations._fields)
+        return Activations(tokens, x.float(), y.float())
+
+    def _open(self, number: int) -> Any:
+        if number not in self._files:
+            shard = self.index["shards"][number]
+            path = self.path / shard["file"]
+            self._check_size(shard)
+            if sha256_of(path) != shard["sha256"]:
+                raise CorruptFileError(f"{path} is not what was written: its sha256 differs. {_remedy(self.path)}")
+            try:
+                self._files[number] = safe_open(path, "pt")
+            except SafetensorError as error:
+                raise CorruptFileError(f"{path} cannot be read ({error}). {_remedy(self.path)}") from error
+        return self._files[number]
+
+    def _check_size(self, shard: dict[str, Any]) -> None:
+        path = self.path / shard["file"]
+        size = path.stat().st_size if path.is_file() else None
+        if size != shard["bytes"]:
+            found = "is missing" if size is None else f"has {size:,} bytes instead of {shard['bytes']:,}"
+            raise CorruptFileError(f"{path} {found}. {_remedy(self.path)}")
+
+
+def _header(source: LiveActivations, dtype: StoreDtype, shard_blocks: int) -> dict[str, Any]:
+    return {
+        "schema": SCHEMA,
+        "model": source.model.name,
+        "model_note": source.model.note,
+        "model_revision": source.model.revision,
+        "model_dtype": str(source.model.dtype).removeprefix("torch."),
+        "layer": source.layer,
+        "sites": list(source.sites),
+        "text": source.blocks.source,
+        "split": source.blocks.split,
+        "text_sha256": source.blocks.sha256,
+        "context": source.context,
+        "d": source.d,
+        "blocks": len(source),
+        "dtype": dtype,
+        "shard_blocks": shard_blocks,
+    }
+
+
+def _begin(path: Path, header: dict[str, Any]) -> dict[str, Any]:
+    """The index to continue from; leftovers of a killed process are removed."""
+    for part in path.glob(".*.part"):
+        part.unlink()
+    if not (path / "index.json").exists():
+        return header | {"shards": []}
+    index = _read_index(path)
+    _refuse_other(path, index, header)
+    return index
+
+
+def _read_index(path: Path) -> dict[str, Any]:
+    index = read_json(path / "index.json")
+    if not isinstance(index, dict) or index.get("schema") != SCHEMA or "shards" not in index:
+        raise CorruptFileError(f"{path / 'index.json'} is not the index of an activation store of schema {SCHEMA}")
+    return index
+
+
+def _refuse_other(path: Path, index: dict[str, Any], asked: dict[str, Any]) -> None:
+    other = [f"{key} {index.get(key)!r}, not {value!r}" for key, value in asked.items() if index.get(key) != value]
+    if other:
+        raise ClearheadError(f"the store {path} holds {'; '.join(other)}. Name another directory, or delete this one")
+
+
+def _stored(source: LiveActivations, blocks: Int64[Tensor, " b"], dtype: StoreDtype) -> Activations:
+    tokens, x, y = source.batch(blocks)
+    kept = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}[dtype]
+    batch = Activations(tokens.cpu(), x.to("cpu", kept), y.to("cpu", kept))
+    for values, site in zip(batch[1:], source.sites, strict=True):
+        refuse_non_finite(values, site, blocks, f"{dtype} cannot hold it; store bfloat16 or float32.")
+    return batch
+
+
+def _write_shard(path: Path, number: int, parts: list[Activations]) -> dict[str, Any]:
+    columns = dict(zip(Activations._fields, (torch.cat(part) for part in zip(*parts, strict=True)), strict=True))
+    content = safetensors.torch.save(columns)
+    shard = path / f"shard-{number:05d}.safetensors"
+    try:
+        with written_aside(shard) as aside:
+            aside.write_bytes(content)
+    except OSError as error:
+        if error.errno not in NO_ROOM:
+            raise
+        raise ClearheadError(
+            f"no room for {shard} ({error.strerror}). The {number} shards before it are whole: free some space and "
+            f"repeat the command, and the harvest continues there"
+        ) from error
+    return {
+        "file": shard.name,
+        "blocks": len(columns["tokens"]),
+        "bytes": len(content),
+        "sha256": hashlib.sha256(content).hexdigest(),
+    }
+
+
+def _remedy(path: Path) -> str:
+    return f"Delete {path} and harvest again, or restore the file from a copy."
