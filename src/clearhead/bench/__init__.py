@@ -1,0 +1,1 @@
+"""Benchmarks of speed and quality, ours beside others', each a function that prints a table and writes a report."""

@@ -9,7 +9,7 @@
    sink is one more logit in the softmax's denominator. Each function returns 0, or 1 when memory ran out. */
 #include "vector.h"
 
-enum { TILE = 6, ROWS = 48 };
+enum { TILE = 6, ROWS = 48, AHEAD = 16 };
 
 typedef struct {
     int64_t b, g, t, dh, size;
@@ -101,7 +101,7 @@ static float softmax(float *s, int64_t low, int64_t high, int64_t from, int64_t 
 }
 
 /* One rotated, scaled row of dh floats */
-static void rotate_in(const Attention *a, const float *x, int64_t at, float scale, float *out) {
+static void rotate_in(const Attention *a, const float *restrict x, int64_t at, float scale, float *restrict out) {
     int64_t first = a->interleaved ? 2 : 1, second = a->interleaved ? 1 : a->half;
     const float *c = a->cos + at * a->half, *s = a->sin + at * a->half;
     for (int64_t i = 0; i < a->half; i++) {
@@ -113,7 +113,7 @@ static void rotate_in(const Attention *a, const float *x, int64_t at, float scal
 }
 
 /* The transpose of `rotate_in`: from the gradient of the rotated row to that of the row */
-static void rotate_out(const Attention *a, const float *x, int64_t at, float scale, float *out) {
+static void rotate_out(const Attention *a, const float *restrict x, int64_t at, float scale, float *restrict out) {
     int64_t first = a->interleaved ? 2 : 1, second = a->interleaved ? 1 : a->half;
     const float *c = a->cos + at * a->half, *s = a->sin + at * a->half;
     for (int64_t i = 0; i < a->half; i++) {
@@ -124,17 +124,42 @@ static void rotate_out(const Attention *a, const float *x, int64_t at, float sca
     for (int64_t i = 2 * a->half; i < a->dh; i++) out[i] = x[i] * scale;
 }
 
+typedef float vec4 __attribute__((vector_size(16), aligned(4), may_alias));
+typedef int32_t ivec4 __attribute__((vector_size(16)));
+#ifdef __clang__
+#define MIX(x, y, a, b, c, d) __builtin_shufflevector(x, y, a, b, c, d)
+#else
+#define MIX(x, y, a, b, c, d) __builtin_shuffle(x, y, (ivec4){a, b, c, d})
+#endif
+
+static inline void transpose4(const float *x, int64_t ldx, float *out, int64_t ldo) {
+    vec4 a = *(const vec4 *)x, b = *(const vec4 *)(x + ldx);
+    vec4 c = *(const vec4 *)(x + 2 * ldx), d = *(const vec4 *)(x + 3 * ldx);
+    vec4 ab = MIX(a, b, 0, 4, 1, 5), cd = MIX(c, d, 0, 4, 1, 5), AB = MIX(a, b, 2, 6, 3, 7), CD = MIX(c, d, 2, 6, 3, 7);
+    *(vec4 *)out = MIX(ab, cd, 0, 1, 4, 5);
+    *(vec4 *)(out + ldo) = MIX(ab, cd, 2, 3, 6, 7);
+    *(vec4 *)(out + 2 * ldo) = MIX(AB, CD, 0, 1, 4, 5);
+    *(vec4 *)(out + 3 * ldo) = MIX(AB, CD, 2, 3, 6, 7);
+}
+
 /* out[j][i] = x[i][j], in squares of one cache line: rows far apart share a few cache sets, so each line is read once */
 static void transpose(const float *x, int64_t rows, int64_t cols, int64_t ldx, float *out, int64_t ldo) {
     enum { S = 16 };
-    float square[S][S];
-    for (int64_t i0 = 0; i0 < rows; i0 += S)
+    for (int64_t i0 = 0; i0 < rows; i0 += S) {
+        for (int64_t i = i0 + S; i < i0 + 2 * S && i < rows; i++) soon(x + i * ldx, cols);
         for (int64_t j0 = 0; j0 < cols; j0 += S) {
             int64_t ni = rows - i0 < S ? rows - i0 : S, nj = cols - j0 < S ? cols - j0 : S;
-            for (int64_t i = 0; i < ni; i++) memcpy(square[i], x + (i0 + i) * ldx + j0, nj * 4);
-            for (int64_t j = 0; j < nj; j++)
-                for (int64_t i = 0; i < ni; i++) out[(j0 + j) * ldo + i0 + i] = square[i][j];
+            const float *from = x + i0 * ldx + j0;
+            float *to = out + j0 * ldo + i0;
+            if (ni == S && nj == S) {
+                for (int64_t j = 0; j < S; j += 4)
+                    for (int64_t i = 0; i < S; i += 4) transpose4(from + i * ldx + j, ldx, to + j * ldo + i, ldo);
+            } else {
+                for (int64_t j = 0; j < nj; j++)
+                    for (int64_t i = 0; i < ni; i++) to[j * ldo + i] = from[i * ldx + j];
+            }
         }
+    }
 }
 
 static int reserve(const Attention *a, Scratch *m, int backward) {
@@ -160,13 +185,17 @@ static void release(Scratch *m) {
 
 static void pack_keys(const Attention *a, Scratch *m, int64_t b, int64_t g) {
     const float *k = a->k + b * a->k_b + g * a->k_g;
-    for (int64_t j = 0; j < a->t; j++) rotate_in(a, k + j * a->k_t, j, 1.0f, m->k + j * m->dh);
+    for (int64_t j = 0; j < a->t; j++) {
+        if (j + AHEAD < a->t) soon(k + (j + AHEAD) * a->k_t, a->dh);
+        rotate_in(a, k + j * a->k_t, j, 1.0f, m->k + j * m->dh);
+    }
     transpose(m->k, a->t, a->dh, m->dh, m->kt, m->t);
 }
 
 /* Weights of the n queries `rows` (ascending) into m->p; returns the first column computed, *to is one past the last */
 static int64_t weigh(const Attention *a, Scratch *m, int64_t b, int64_t g, const int64_t *rows, int64_t n, int64_t *to) {
     const float *q = a->q + b * a->q_b + g * a->q_g;
+    for (int64_t r = 0; r < n; r++) soon(q + rows[r] * a->q_t, a->dh);
     for (int64_t r = 0; r < n; r++) rotate_in(a, q + rows[r] * a->q_t, rows[r], a->scale, m->q + r * m->dh);
     int64_t low = rows[0] - a->window + 1;
     int64_t from = low > 0 ? low / COLS * COLS : 0;
@@ -210,7 +239,10 @@ int attend_forward(const Attention *a, float *z) {
             const float *v = a->v + b * a->t * n + g * a->size;
             float *out = z + b * a->t * n + g * a->size;
             pack_keys(a, &m, b, g);
-            for (int64_t j = 0; j < a->t; j++) memcpy(m.v + j * m.size, v + j * n, a->size * 4);
+            for (int64_t j = 0; j < a->t; j++) {
+                if (j + AHEAD < a->t) soon(v + (j + AHEAD) * n, a->size);
+                memcpy(m.v + j * m.size, v + j * n, a->size * 4);
+            }
             for (int64_t i0 = 0; i0 < a->t; i0 += ROWS) {
                 int64_t rows[ROWS], count = a->t - i0 < ROWS ? a->t - i0 : ROWS, to;
                 for (int64_t r = 0; r < count; r++) rows[r] = i0 + r;
@@ -230,6 +262,7 @@ static int64_t next_rows(const Attention *a, Scratch *m, const float *dz, int64_
     *named = 0;
     for (; *at < a->t && found < ROWS; ++*at) {
         const float *x = dz + *at * n;
+        if (*at + AHEAD < a->t) soon(x + AHEAD * n, a->size);
         int64_t count = 0;
         for (int64_t h = 0; h < a->size; h++) count += x[h] != 0;
         if (!count) continue;
