@@ -115,6 +115,8 @@ class Harvest(OfModel):
     """Tokens to harvest."""
     batch_blocks: int = 8
     """Blocks per forward pass."""
+    store_dtype: Dtype = "float32"
+    """Number format on disk."""
     out: Path | None = None
     """Directory of the store; an interrupted one is continued. Derived: stores/<model>-<layer>-<text>."""
 
@@ -122,6 +124,10 @@ class Harvest(OfModel):
         """Counts are positive."""
         super().validate()
         self._positive("tokens", "batch-blocks")
+
+    def directory(self, layer: int) -> Path:
+        """The store's directory, for the layer's index from 0."""
+        return self.out or Path("stores") / f"{Path(self.model).name}-{layer}-{Path(self.text).stem}"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -46,7 +46,7 @@ def open_run(config: OfRun) -> OpenedRun:
     model = Model.load(training.model, dtype=config.dtype, device=config.device)
     lorsa = Lorsa.from_pretrained(config.run / "lorsa").to(model.device).eval()
     blocks = token_blocks(
-        model.tokenizer,
+        model,
         config.text or training.text,
         split=config.split,
         n_tokens=config.tokens,

@@ -16,20 +16,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM
 
+from clearhead.commands.structure import BYTES, without_weights
 from clearhead.commands.table import duration, say, show, size
 from clearhead.config import TrainLorsa
 from clearhead.dictionaries.init import lorsa_config
 from clearhead.dictionaries.lorsa import Lorsa
-from clearhead.errors import ClearheadError
-from clearhead.hub import offline
-from clearhead.model.access import Model
-from clearhead.model.loading import BUNDLED
 from clearhead.training.train import train_lorsa
 
 MEASURED_STEPS = 6
-BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 
 def run(config: TrainLorsa) -> None:
@@ -94,24 +89,6 @@ def predicted_time(config: TrainLorsa) -> str:
         )
         rate = train_lorsa(short)["tokens_per_second"]
     return f"about {duration(config.tokens / rate)} at {rate:,.0f} tokens/s, measured on {MEASURED_STEPS} steps"
-
-
-def without_weights(name: str) -> Model:
-    """The model's structure, on torch's meta device: every size is right and no weight is read.
-
-    Raises `ClearheadError` when no configuration of that name can be found.
-    """
-    source = str(BUNDLED[name]()) if name in BUNDLED else name
-    try:
-        config = AutoConfig.from_pretrained(source, local_files_only=offline())
-        with torch.device("meta"):
-            hf = AutoModelForCausalLM.from_config(config)
-    except (OSError, ValueError) as error:
-        raise ClearheadError(
-            f"there is no model {name!r} here or on the hub ({str(error).splitlines()[0]}); give a Hugging Face id, a "
-            f"local folder, or one of {', '.join(BUNDLED)}"
-        ) from error
-    return Model(hf, name=name, self_test=False)
 
 
 def count(module: torch.nn.Module) -> int:
