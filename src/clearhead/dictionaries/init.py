@@ -70,7 +70,7 @@ def lorsa_config(
         d_qk=geometry.d_head,
         k=k,
         activation=activation,  # pyright: ignore[reportArgumentType]  # checked by LorsaConfig itself
-        scale=geometry.scale,
+        scale=geometry.scale * geometry.q_scale,
         rope=geometry.rope.to_dict() if geometry.rope else None,
         qk_norm=norm.kind if norm else None,
         qk_norm_eps=norm.eps if norm else 0.0,
@@ -83,9 +83,10 @@ def lorsa_config(
 @torch.no_grad()
 def from_attention(weights: AttentionWeights, geometry: AttentionGeometry) -> Lorsa:
     """The exact copy of a layer: one Lorsa head per value dimension, all kept (signed top-k with k = all)."""
-    w = weights.per_head()
-    h, d, dv = w.W_V.shape
+    h, d = weights.W_Q.shape[:2]
+    dv = weights.W_V.shape[-1]
     config = lorsa_config(geometry, d, heads=h * dv, groups=h, k=h * dv, activation="signed-topk")
+    w = weights.per_head()
     lorsa = Lorsa(config).to(w.W_V)
     copy_queries_keys(lorsa, w, torch.arange(h), 1.0)
     lorsa.W_V.copy_(w.W_V.mT.reshape(h * dv, d))
@@ -108,9 +109,9 @@ def copy_queries_keys(lorsa: Lorsa, w: AttentionWeights, host: Tensor, input_sca
     if biases and w.b_K is not None:
         lorsa.b_K.copy_(w.b_K[host])
     if lorsa.config.qk_norm:
-        for own, gain in ((lorsa.q_gain, w.q_norm), (lorsa.k_gain, w.k_norm)):
-            if gain is not None:
-                own.copy_(gain.expand(len(w.W_Q), -1)[host])
+        for own, norm in ((lorsa.q_gain, w.q_norm), (lorsa.k_gain, w.k_norm)):
+            if norm is not None and norm.gain is not None:
+                own.copy_(norm.gain.expand(len(w.W_Q), -1)[host])
     if lorsa.config.sinks and w.sinks is not None:
         lorsa.sink.copy_(w.sinks[host])
 

@@ -6,7 +6,7 @@ The tensors are views of the model's own parameters where the layout allows it (
 projection is cut in four shards, and in grouped fused projections with several queries per group), so gradients reach
 the parameters. Layers that do not decompose this way raise `ClearheadError` with the reason: low-rank latent attention
 (DeepSeek), gated outputs (Qwen3-Next), clipped projections, keys borrowed from another layer (Gemma 4's last layers),
-quantised or adapted projections. Not done here: the norm before the layer (norms.py, `fold_attention_norm`).
+quantised or adapted projections. `fold_attention_norm` gives the same weights with the norm before the layer folded in.
 """
 
 from collections.abc import Mapping
@@ -21,7 +21,7 @@ from transformers.pytorch_utils import Conv1D
 
 from clearhead.errors import ClearheadError
 from clearhead.model.families import Family, config_layers, find_family, find_module
-from clearhead.model.norms import HeadNorm, HoldsModel, read_head_norm
+from clearhead.model.norms import HeadNorm, HoldsModel, Norm, fold, read_head_norm, read_norm
 
 _NORM_AFTER_ROPE = ("hunyuan_v1_dense", "hunyuan_v1_moe", "nanochat")
 _REFUSED = {
@@ -92,6 +92,8 @@ class AttentionWeights:
     k_norm: HeadNorm | None
     v_norm: HeadNorm | None
     """Gemma 4 only: the values are v_norm(attn_in · W_V), not linear in the layer's input."""
+    sinks: Float[Tensor, " h"] | None = None
+    """GPT-OSS: per head the logit that joins the softmax and carries no value."""
     reads: Literal["attn_in", "normalised"] = "attn_in"
     """What W_Q, W_K, W_V act on: the module's input, or (folded) the residual normalised without gain and bias."""
 
@@ -211,7 +213,41 @@ def attention_weights(model: HoldsModel, layer: int) -> AttentionWeights:
         q_norm=norms.q,
         k_norm=norms.k,
         v_norm=norms.v,
+        sinks=dict(attention.named_parameters(recurse=False)).get("sinks"),
     )
+
+
+def attention_norm(model: HoldsModel, layer: int) -> Norm | None:
+    """The norm between the residual stream and the layer's attention; None where attention reads the stream itself."""
+    family = find_family(model.hf)
+    attention_module(model.hf, family, layer)
+    if family.attention_norm is None:
+        return None
+    module = find_module(model.hf, f"{family.layers}.{layer}.{family.attention_norm}")
+    if module is None:
+        raise ClearheadError(f"layer {layer} has no {family.attention_norm!r}; add its name to families.py")
+    return read_norm(module, model.hf.config.hidden_size)
+
+
+def fold_attention_norm(model: HoldsModel, layer: int) -> AttentionWeights:
+    """The layer's weights as they act on n(resid_pre), the residual stream normalised without gain and bias.
+
+    n is `attention_norm(model, layer).normalise`. Where attention reads the residual stream itself (OLMo 2) the weights
+    are those of `attention_weights`.
+    """
+    norm = attention_norm(model, layer)
+    weights = attention_weights(model, layer)
+    return weights if norm is None else fold_norm(weights, norm)
+
+
+def fold_norm(weights: AttentionWeights, norm: Norm) -> AttentionWeights:
+    """`weights` with the gain, bias and centring of `norm` in W_Q, W_K, W_V. Weights already folded are returned."""
+    if weights.reads == "normalised":
+        return weights
+    W_Q, b_Q = fold(norm, weights.W_Q, weights.b_Q)
+    W_K, b_K = fold(norm, weights.W_K, weights.b_K)
+    W_V, b_V = fold(norm, weights.W_V, weights.b_V)
+    return replace(weights, W_Q=W_Q, W_K=W_K, W_V=W_V, b_Q=b_Q, b_K=b_K, b_V=b_V, reads="normalised")
 
 
 def split_qkv(model: HoldsModel, layer: int, outputs: Mapping[str, Float[Tensor, "b t _"]]) -> QKV:
@@ -279,7 +315,8 @@ def _check_parts(attention: nn.Module, shape: Projections, where: str) -> None:
     if found != expected or g == 0 or h % g:
         _refuse(where, f"its projections have widths {found}, which do not make {h} heads")
     known = {*shape.names, shape.output, *(name for names in _NORM_NAMES for name in names)}
-    strangers = [name for name, child in attention.named_children() if name not in known and any(child.parameters())]
+    parts = {name for name, _ in attention.named_children()} - known
+    strangers = [name for name in sorted(parts) if list(attention.get_submodule(name).parameters())]
     strangers += [name for name, _ in attention.named_parameters(recurse=False) if name != "sinks"]
     if strangers:
         _refuse(where, f"it holds {', '.join(strangers)}, whose part in the computation is unknown")
