@@ -43,14 +43,19 @@ def load_model(name: str, *, dtype: DType, device: Device, revision: str | None,
     source = str(BUNDLED[name]()) if name in BUNDLED else name
     options = {"revision": revision, "trust_remote_code": False, "local_files_only": offline()}
     try:
-        hf = AutoModelForCausalLM.from_pretrained(source, dtype=dtype, use_safetensors=True, **options)
+        hf, report = AutoModelForCausalLM.from_pretrained(
+            source, dtype=dtype, use_safetensors=True, output_loading_info=True, **options
+        )
     except (SafetensorError, json.JSONDecodeError) as error:
         raise CorruptFileError(f"the files of {name!r} cannot be read: {error}") from error
+    except RuntimeError as error:
+        raise CorruptFileError(f"the weights of {name!r} do not fit its config: {_first_line(error)}") from error
     except (OSError, ValueError, KeyError) as error:
         raise _explain(name, error) from error
-    found = AutoTokenizer if tokenizer else None
+    if missing := sorted(report["missing_keys"]):  # transformers would draw them at random
+        raise CorruptFileError(f"the files of {name!r} lack {len(missing)} of its weights ({missing[0]}, ...)")
     try:
-        loaded_tokenizer = found.from_pretrained(source, **options) if found else None
+        loaded_tokenizer = AutoTokenizer.from_pretrained(source, **options) if tokenizer else None
     except (OSError, ValueError) as error:
         raise ClearheadError(
             f"{name!r} has no tokenizer that can be loaded ({_first_line(error)}); load it with tokenizer=False and"
