@@ -2,8 +2,9 @@ import pytest
 import torch
 
 from clearhead.errors import ClearheadError
-from clearhead.ops.lorsa import attend, attend_reference, pattern
+from clearhead.ops.lorsa import attend, attend_reference, attend_topk, pattern
 from clearhead.ops.rotation import Rotation
+from clearhead.ops.topk import topk
 
 SIZES = [  # b, g, t, dh, heads per group
     (2, 3, 37, 8, 8),
@@ -141,3 +142,31 @@ def test_bad_shapes_are_refused():
         attend(q, k, v[..., :5], scale=1.0)
     with pytest.raises(ClearheadError, match="one shape"):
         attend(q, k[:, :, :4], v, scale=1.0)
+
+
+@pytest.mark.parametrize("signed", [False, True])
+@pytest.mark.parametrize("uses_z", [False, True])
+def test_attend_topk_is_attend_then_topk(backend, threads, signed, uses_z):
+    leaves = draw((2, 3, 50, 8, 16), sink=True)
+    geometry = {"scale": 0.3, "window": 20, "sink": leaves[3]}
+    weights, weights_z = torch.randn(100, 6), torch.randn_like(leaves[2])
+
+    def gradients(values, heads, z):
+        # entries in a fixed order, so that each gets the same weight in both
+        loss = (values.gather(1, heads.argsort(1)) * weights).sum() + uses_z * (z * weights_z).sum()
+        return torch.autograd.grad(loss, leaves)
+
+    values, heads, z = attend_topk(*leaves[:3], 6, signed=signed, **geometry)
+    apart_z = attend(*leaves[:3], **geometry)
+    apart_values, apart_heads = topk(apart_z.flatten(0, 1), 6, signed=signed)
+    assert torch.equal(heads.sort(1).values, apart_heads.sort(1).values)
+    torch.testing.assert_close(z, apart_z)
+    mine, theirs = gradients(values, heads, z), gradients(apart_values, apart_heads, apart_z)
+    for one, two in zip(mine, theirs, strict=True):
+        torch.testing.assert_close(one, two, rtol=1e-5, atol=1e-5)
+
+
+def test_attend_topk_refuses_k(backend):
+    q, k, v = (x.detach() for x in draw((1, 2, 5, 4, 2)))
+    with pytest.raises(ClearheadError, match="choose such a k"):
+        attend_topk(q, k, v, 5, scale=1.0)

@@ -125,5 +125,5 @@ def test_jumprelu_shows_nan():
 
 def test_k_out_of_range_is_refused(backend):
     for k in (0, 11):
-        with pytest.raises(ClearheadError, match="1 <= k <= heads"):
+        with pytest.raises(ClearheadError, match="1 <= k <= 10"):
             topk(torch.randn(2, 10), k)

@@ -11,13 +11,14 @@ Not here: projections, query-key norms, the choice of active heads.
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int64
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from clearhead.errors import ClearheadError
 from clearhead.ops.dispatch import kernels
 from clearhead.ops.rotation import Rotation, rotate
+from clearhead.ops.topk import check_active, topk
 
 
 def attend(
@@ -47,6 +48,33 @@ def attend(
     if softcap is not None:
         return _mix(pattern(q, k, scale=scale, window=window, softcap=softcap, sink=sink), v)
     return _attend_fused(q, k, v, scale, window, sink)
+
+
+def attend_topk(
+    q: Float[Tensor, "b g t dh"],
+    k: Float[Tensor, "b g t dh"],
+    v: Float[Tensor, "b t n"],
+    n_active: int,
+    *,
+    signed: bool = False,
+    scale: float,
+    window: int | None = None,
+    softcap: float | None = None,
+    sink: Float[Tensor, " g"] | None = None,
+    rotation: Rotation | None = None,
+) -> tuple[Float[Tensor, "r k"], Int64[Tensor, "r k"], Float[Tensor, "b t n"]]:
+    """`attend`, then `ops.topk.topk` over all heads of each token (r = b * t): values, heads, and z.
+
+    In the C backend the gradients of the values reach attention as K entries per token, and no dz is ever laid out
+    unless z itself is used too. Arguments and errors are those of the two operations.
+    """
+    _check(q, k, v)
+    if softcap is None and (run := kernels(q, k, v)) is not None:
+        check_active(v.shape[2], n_active)
+        return _AttendTopK.apply(run, q, k, v, sink, scale, window, rotation, n_active, signed)  # pyright: ignore[reportReturnType]
+    z = attend(q, k, v, scale=scale, window=window, softcap=softcap, sink=sink, rotation=rotation)
+    values, heads = topk(z.flatten(0, 1), n_active, signed=signed)
+    return values, heads, z
 
 
 def pattern(
@@ -117,6 +145,32 @@ class _Attend(torch.autograd.Function):
         q, k, v, sink = ctx.saved_tensors
         dq, dk, dv, dsink = ctx.run.attend_backward(dz.contiguous(), q, k, v, sink=sink, **ctx.geometry)
         return None, dq, dk, dv, dsink, None, None, None
+
+
+class _AttendTopK(torch.autograd.Function):
+    """`_Attend` and the selection by the C kernels, with the gradient of the kept values passed on as entries."""
+
+    @staticmethod
+    def forward(ctx, run, q, k, v, sink, scale, window, rotation, n_active, signed):  # pyright: ignore[reportIncompatibleMethodOverride]
+        ctx.run = run
+        q, k = (x if x.stride(-1) == 1 else x.contiguous() for x in (q, k))
+        v = v.contiguous()
+        ctx.geometry = {"scale": scale, "window": window, "rotation": rotation}
+        z = run.attend(q, k, v, sink=sink, **ctx.geometry)
+        values, heads = run.topk(z.flatten(0, 1), n_active, signed)
+        ctx.save_for_backward(q, k, v, sink, values, heads)
+        ctx.mark_non_differentiable(heads)
+        ctx.set_materialize_grads(False)
+        return values, heads, z
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, dvalues, _, dz):  # pyright: ignore[reportIncompatibleMethodOverride]
+        q, k, v, sink, values, heads = ctx.saved_tensors
+        entries = None if dvalues is None else (dvalues * (values != 0), heads)
+        dz = None if dz is None else dz.contiguous()
+        gradients = ctx.run.attend_backward(dz, q, k, v, entries, sink=sink, **ctx.geometry)
+        return None, *gradients, None, None, None, None, None
 
 
 def _attend_fused(

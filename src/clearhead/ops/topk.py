@@ -128,9 +128,15 @@ class _Active(torch.autograd.Function):
         return torch.zeros_like(z), dtheta * theta, None
 
 
+def check_active(n_heads: int, k: int) -> None:
+    """Raises `ClearheadError` unless 1 <= k <= n_heads."""
+    if not 1 <= k <= n_heads:
+        raise ClearheadError(f"top-K of {n_heads} heads needs 1 <= k <= {n_heads} and got k = {k}: choose such a k")
+
+
 def _check(z: Tensor, k: int) -> None:
-    if z.ndim != 2 or not 1 <= k <= z.shape[1]:
+    if z.ndim != 2:
         raise ClearheadError(
-            f"top-k got k = {k} and activations of shape {tuple(z.shape)}; expected a matrix [rows, heads] and "
-            f"1 <= k <= heads: choose a k no larger than the number of heads"
+            f"top-K needs activations [rows, heads] and got shape {tuple(z.shape)}; flatten them first"
         )
+    check_active(z.shape[1], k)

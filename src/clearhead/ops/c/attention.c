@@ -1,8 +1,9 @@
 /* Attention of Lorsa heads: b sequences, g QK groups of width dh, `size` heads of value width 1 per group.
 
    attend_forward   z = softmax(scale q k^T) v with q, k rotated on the way in
-   attend_backward  dq, dk, dv (and dsink) from dz, recomputing the weights; rows of a group whose dz is all zero are
-                    skipped, and in the others only the named heads are touched unless most are
+   attend_backward  dq, dk, dv (and dsink) from dz, recomputing the weights. dz is given dense, or as K entries per
+                    token (heads ascending), or as the sum of both. Rows of a group whose dz is all zero are skipped,
+                    and in the others only the heads that are not zero are touched, unless most are
 
    A task is one sequence and group: its keys and values are packed once, queries go in blocks of ROWS, all products
    run through `tile`, and keys beyond the causal edge are not computed. A query sees keys [i - window + 1, i]. The
@@ -256,17 +257,46 @@ int attend_forward(const Attention *a, float *z) {
     return failed;
 }
 
+/* The gradient of z: dense [b, t, n] or NULL, plus entries [b * t, k] (k = 0: none) */
+typedef struct {
+    const float *dense, *values;
+    const int64_t *heads;
+    int64_t k;
+    const int32_t *starts; /* [b * t, g + 1]: where each group's entries begin */
+} Gradient;
+
+static int32_t *find_starts(const Attention *a, const Gradient *dz) {
+    int32_t *starts = malloc(a->b * a->t * (a->g + 1) * sizeof *starts);
+    if (!starts) return NULL;
+#pragma omp parallel for schedule(static) num_threads(a->threads)
+    for (int64_t r = 0; r < a->b * a->t; r++)
+        for (int64_t g = 0, i = 0; g <= a->g; g++) {
+            while (i < dz->k && dz->heads[r * dz->k + i] < g * a->size) i++;
+            starts[r * (a->g + 1) + g] = (int32_t)i;
+        }
+    return starts;
+}
+
 /* Queries of one group with a gradient, up to ROWS of them from position *at on; their dz rows go to m->dz */
-static int64_t next_rows(const Attention *a, Scratch *m, const float *dz, int64_t *at, int64_t *rows, int64_t *named) {
-    int64_t n = a->g * a->size, found = 0;
+static int64_t next_rows(const Attention *a, Scratch *m, const Gradient *dz, int64_t b, int64_t g, int64_t *at,
+                         int64_t *rows, int64_t *named) {
+    int64_t found = 0;
     *named = 0;
     for (; *at < a->t && found < ROWS; ++*at) {
-        const float *x = dz + *at * n;
-        if (*at + AHEAD < a->t) soon(x + AHEAD * n, a->size);
-        int64_t count = 0;
+        int64_t r = b * a->t + *at, n = a->g * a->size, count = 0;
+        int64_t first = dz->k ? dz->starts[r * (a->g + 1) + g] : 0, last = dz->k ? dz->starts[r * (a->g + 1) + g + 1] : 0;
+        float *x = m->dz + found * m->size;
+        if (dz->dense) {
+            const float *row = dz->dense + r * n + g * a->size;
+            if (*at + AHEAD < a->t) soon(row + AHEAD * n, a->size);
+            memcpy(x, row, a->size * 4);
+        } else {
+            if (first == last) continue;
+            memset(x, 0, a->size * 4);
+        }
+        for (int64_t i = first; i < last; i++) x[dz->heads[r * dz->k + i] - g * a->size] += dz->values[r * dz->k + i];
         for (int64_t h = 0; h < a->size; h++) count += x[h] != 0;
         if (!count) continue;
-        memcpy(m->dz + found * m->size, x, a->size * 4);
         rows[found++] = *at;
         *named += count;
     }
@@ -329,8 +359,13 @@ static float spread_scores(Scratch *m, const int64_t *rows, int64_t n, int64_t f
     return sunk;
 }
 
-int attend_backward(const Attention *a, const float *dz, float *dq, float *dk, float *dv, float *dsink) {
-    int failed = 0;
+int attend_backward(const Attention *a, const float *dense, const float *values, const int64_t *heads, int64_t k,
+                    float *dq, float *dk, float *dv, float *dsink) {
+    Gradient dz = {.dense = dense, .values = values, .heads = heads, .k = k};
+    int32_t *starts = k ? find_starts(a, &dz) : NULL;
+    int failed = k && !starts;
+    dz.starts = starts;
+    if (failed) return 1;
 #pragma omp parallel reduction(| : failed) num_threads(a->threads)
     {
         Scratch m;
@@ -339,14 +374,14 @@ int attend_backward(const Attention *a, const float *dz, float *dq, float *dk, f
         for (int64_t task = 0; task < a->b * a->g; task++) {
             if (failed) continue;
             int64_t b = task / a->g, g = task % a->g, n = a->g * a->size, wide = a->g * a->dh;
-            int64_t heads = b * a->t * n + g * a->size, widths = b * a->t * wide + g * a->dh;
+            int64_t here = b * a->t * n + g * a->size, widths = b * a->t * wide + g * a->dh;
             pack_keys(a, &m, b, g);
-            transpose(a->v + heads, a->t, a->size, n, m.vt, m.t);
+            transpose(a->v + here, a->t, a->size, n, m.vt, m.t);
             memset(m.dk, 0, m.t * m.dh * 4), memset(m.dvt, 0, round_up(a->size, TILE) * m.t * 4);
             float sunk = 0;
             int64_t rows[ROWS], named, to, at = 0, done = 0;
             while (done < a->t) {
-                int64_t count = next_rows(a, &m, dz + heads, &at, rows, &named);
+                int64_t count = next_rows(a, &m, &dz, b, g, &at, rows, &named);
                 if (count) {
                     int64_t from = weigh(a, &m, b, g, rows, count, &to);
                     spread_values(a, &m, rows, count, named, from, to);
@@ -357,10 +392,11 @@ int attend_backward(const Attention *a, const float *dz, float *dq, float *dk, f
                     else memset(dq + widths + done * wide, 0, a->dh * 4);
             }
             for (int64_t j = 0; j < a->t; j++) rotate_out(a, m.dk + j * m.dh, j, 1.0f, dk + widths + j * wide);
-            transpose(m.dvt, a->size, a->t, m.t, dv + heads, n);
+            transpose(m.dvt, a->size, a->t, m.t, dv + here, n);
             if (dsink) dsink[task] = sunk;
         }
         release(&m);
     }
+    free(starts);
     return failed;
 }

@@ -61,32 +61,47 @@ class Kernels:
         """Pre-activations; `geometry` holds scale, window, sink and rotation as in `ops.lorsa.attend`."""
         z = torch.empty_like(v)
         arguments, _keep = _attention(q, k, v, **geometry)
-        self._check(self._library.attend_forward(ctypes.byref(arguments), ctypes.c_void_p(z.data_ptr())))
+        self._check(self._library.attend_forward(ctypes.byref(arguments), _pointer(z)))
         return z
 
     def attend_backward(
-        self, dz: Tensor, q: Tensor, k: Tensor, v: Tensor, **geometry
+        self,
+        dz: Tensor | None,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        entries: tuple[Tensor, Tensor] | None = None,
+        **geometry,
     ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-        """Gradients of q, k, v and the sink; cheap where dz is mostly zero."""
+        """Gradients of q, k, v and the sink; cheap where the gradient of z is mostly zero.
+
+        That gradient is `dz` plus `entries`: values [b * t, k] at heads [b * t, k], ascending in each row.
+        """
         b, g, t, dh = q.shape
         dq, dk = (q.new_empty(b, t, g, dh).transpose(1, 2) for _ in range(2))
         dv = torch.empty_like(v)
         dsink = None if geometry["sink"] is None else q.new_empty(b, g)
         arguments, _keep = _attention(q, k, v, **geometry)
-        results = [None if x is None else ctypes.c_void_p(x.data_ptr()) for x in (dz, dq, dk, dv, dsink)]
-        self._check(self._library.attend_backward(ctypes.byref(arguments), *results))
+        values, heads = entries or (None, None)
+        n_entries = 0 if values is None else values.shape[1]
+        sources, results = [_pointer(x) for x in (dz, values, heads)], [_pointer(x) for x in (dq, dk, dv, dsink)]
+        run = self._library.attend_backward
+        self._check(run(ctypes.byref(arguments), *sources, ctypes.c_int64(n_entries), *results))
         return dq, dk, dv, None if dsink is None else dsink.sum(0)
 
     def _call(self, name: str, *arguments: Tensor | int) -> None:
         given = [
-            ctypes.c_void_p(x.data_ptr()) if isinstance(x, Tensor) else ctypes.c_int64(x)
-            for x in (*arguments, torch.get_num_threads())
+            _pointer(x) if isinstance(x, Tensor) else ctypes.c_int64(x) for x in (*arguments, torch.get_num_threads())
         ]
         self._check(self._library[name](*given))
 
     def _check(self, failed: int) -> None:
         if failed:
             raise MemoryError("a C kernel could not allocate its working memory; use smaller batches")
+
+
+def _pointer(x: Tensor | None) -> ctypes.c_void_p | None:
+    return None if x is None else ctypes.c_void_p(x.data_ptr())
 
 
 def _attention(
