@@ -1,0 +1,281 @@
+"""Analyse a Lorsa on text and write an atlas: what each head reads, writes, and when it is active.
+
+    pass 1   every block once: x and original z from the model, codes from the Lorsa; activity, choice of examples,
+             output shares
+    pass 2   the same blocks: windows and z patterns of the examples. What pass 1 read is kept while it fits in
+             `keep_bytes`; for the rest the model runs again, in the same batches, so the numbers are the same
+    routing  a few blocks on the eager path, with the original patterns: routing shares
+
+and, without data, logit effects and weight shares. Fidelity is not measured here (`training.evaluate`).
+"""
+
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import torch
+from torch import Tensor
+
+from clearhead.analysis import shares as share
+from clearhead.analysis.activity import Activity
+from clearhead.analysis.catalogue import head_rows, lorsa_rows
+from clearhead.analysis.contexts import Contexts
+from clearhead.analysis.entries import entries_of
+from clearhead.analysis.examples import ExampleCollector
+from clearhead.analysis.logits import logit_effects
+from clearhead.atlas.read import Atlas
+from clearhead.atlas.write import AtlasWriter
+from clearhead.data.text import TokenBlocks
+from clearhead.dictionaries.lorsa import Codes, Lorsa
+from clearhead.errors import ClearheadError, NonFiniteError
+from clearhead.model.access import Model
+from clearhead.model.norms import unembedding
+from clearhead.runs import progress
+
+FIRST = 1
+"""Positions before this are left out, as in the evaluation: at position 0 a token attends to nothing but itself."""
+EXAMPLES_AT_ONCE = 16_384
+
+
+def analyze(
+    lorsa: Lorsa,
+    model: Model,
+    layer: int,
+    blocks: TokenBlocks,
+    out: str | Path,
+    *,
+    top: int = 16,
+    quantiles: int = 8,
+    negatives: int = 4,
+    routing_tokens: int = 8192,
+    batch_blocks: int = 8,
+    keep_bytes: int = 2**30,
+    seed: int = 0,
+    evaluation: Mapping[str, Any] | None = None,
+    about: Mapping[str, Any] | None = None,
+) -> Atlas:
+    """Analyse every head of `lorsa` over all of `blocks` and write the atlas `out`, replacing an earlier one.
+
+    top, quantiles, negatives: examples per head of each category. routing_tokens: tokens on which attention patterns
+    are compared. keep_bytes: memory for what pass 1 read. evaluation: metrics of `training.evaluate`, for the table
+    `layers` (its numbers and lists of numbers are taken). about: further entries of `atlas.json`.
+
+    Raises `ClearheadError` when Lorsa, model and layer do not belong together or there are no blocks, and
+    `NonFiniteError` naming site, block and position.
+    """
+    _check(lorsa, model, layer, blocks)
+    was_training = lorsa.training
+    lorsa.eval()
+    reading = _Reading(lorsa, model, layer, blocks, batch_blocks, keep_bytes)
+    units = _Units(reading, top, quantiles, negatives, seed)
+    contexts = units.contexts()
+    routing = _routing(reading, routing_tokens)
+    lorsa.train(was_training)
+
+    texts = _TokenTexts(model)
+    weights = model.weights(layer)
+    write = lorsa.W_O.detach()
+    output = units.output.coefficients(write, weights.W_O)
+    coefficients = {
+        "output": output,
+        "weights": share.weight_coefficients(lorsa, weights),
+        "routing": routing.coefficients(),
+    }
+    shares = {name: share.shares(values.cpu()) for name, values in coefficients.items()}
+    control = share.shares(units.output.coefficients(share.shuffled(write, seed), weights.W_O))
+    W_U, _ = unembedding(model)
+    n_tokens = len(blocks.tokens) * (blocks.context - FIRST)
+    rows = lorsa_rows(
+        lorsa,
+        layer,
+        n_tokens,
+        units.activity,
+        units.strongest,
+        logit_effects(write, W_U.detach().to(write)),
+        shares,
+        texts,
+    )
+    metrics = _numbers(evaluation or {}) | _spanning({**shares, "output_shuffled": control}, seed)
+    metrics |= {"analysed_tokens": n_tokens, "analysed_dead_share": float((units.activity.count == 0).mean())}
+    entries = _about(lorsa, model, layer, blocks, seed) | dict(about or {})
+    with AtlasWriter(out, entries) as atlas:
+        atlas.append("units", rows)
+        atlas.append("units", head_rows(model, layer))
+        names, tokens = rows["unit_id"], blocks.tokens.numpy()
+        for low in range(0, len(contexts.block), EXAMPLES_AT_ONCE):
+            high = min(low + EXAMPLES_AT_ONCE, len(contexts.block))
+            atlas.append("examples", contexts.example_rows(low, high, names, tokens, blocks.document_at, texts))
+        atlas.append("patterns", contexts.pattern_rows(names))
+        atlas.append_metrics(layer, "lorsa", metrics)
+    return Atlas(out)
+
+
+class _Reading:
+    """The batches of a pass: consecutive blocks with the layer's input and the Lorsa's codes, kept while they fit."""
+
+    def __init__(self, lorsa: Lorsa, model: Model, layer: int, blocks: TokenBlocks, batch_blocks: int, keep_bytes: int):
+        self.lorsa, self.model, self.layer, self.blocks = lorsa, model, layer, blocks
+        self.step, self.room = batch_blocks, keep_bytes
+        self._kept: dict[int, tuple[Tensor, Codes]] = {}
+
+    @torch.no_grad()
+    def compute(self, first: int, also: tuple[str, ...] = ()) -> tuple[Tensor, Codes, list[Tensor]]:
+        """x, codes and other sites of the batch that starts at block `first`."""
+        site = f"attn_in.{self.layer}"
+        names = tuple(f"{name}.{self.layer}" for name in also)
+        run = self.model.run(self.blocks.tokens[first : first + self.step], read=(site, *names))
+        x = run[site].to(self.lorsa.W_V.dtype)
+        finite = x.isfinite().all(-1)
+        if not bool(finite.all()):
+            b, t = (int(i[0]) for i in (~finite).nonzero(as_tuple=True))
+            raise NonFiniteError(f"{site} is not finite in block {first + b} at position {t}")
+        return x, self.lorsa.encode(x), [run[name] for name in names]
+
+    def starts(self) -> range:
+        return range(0, len(self.blocks.tokens), self.step)
+
+    def first_pass(self) -> Iterator[tuple[int, Codes, Tensor]]:
+        """(first block, codes, original z) of every batch."""
+        with progress("activity", self.blocks.tokens.numel()) as advance:
+            for first in self.starts():
+                x, codes, (z,) = self.compute(first, ("z",))
+                size = sum(part.numel() * part.element_size() for part in (x, *codes))
+                if size <= self.room:
+                    self.room -= size
+                    self._kept[first] = (x.cpu(), Codes(*(part.cpu() for part in codes)))
+                yield first, codes, z
+                advance(x.shape[0] * x.shape[1])
+
+    def second_pass(self) -> Iterator[tuple[int, Tensor, Codes]]:
+        """(first block, x, codes) of every batch; what was kept is let go."""
+        with progress("contexts", self.blocks.tokens.numel()) as advance:
+            for first in self.starts():
+                if first in self._kept:
+                    x, codes = self._kept.pop(first)
+                else:
+                    x, codes, _ = self.compute(first)
+                yield first, x.to(self.model.device), codes
+                advance(x.shape[0] * x.shape[1])
+
+
+class _Units:
+    """Everything pass 1 accumulates."""
+
+    def __init__(self, reading: _Reading, top: int, quantiles: int, negatives: int, seed: int):
+        lorsa, blocks = reading.lorsa, reading.blocks
+        weights = reading.model.weights(reading.layer)
+        self.reading = reading
+        self.activity = Activity(lorsa.n_heads, signed=lorsa.config.activation == "signed-topk")
+        self.examples = ExampleCollector(
+            lorsa.n_heads,
+            len(blocks.tokens),
+            blocks.context,
+            top=top,
+            quantiles=quantiles,
+            negatives=negatives,
+            first=FIRST,
+            seed=seed,
+        )
+        self.output = share.OutputShares(lorsa.n_heads, len(weights.W_O), weights.W_O.shape[1])
+        for first, codes, z in reading.first_pass():
+            entries = entries_of(codes, np.arange(first, first + len(z)), FIRST)
+            self.activity.update(entries)
+            self.examples.update(entries)
+            self.output.update(entries, entries.token - first * blocks.context, z.flatten(0, 1))
+        self.strongest = self.examples.top.value[:, 0]
+
+    def contexts(self) -> Contexts:
+        """Pass 2."""
+        contexts = Contexts(self.examples.choose(), self.reading.blocks.context)
+        for first, x, codes in self.reading.second_pass():
+            contexts.fill(first, x, entries_of(codes, np.arange(first, first + len(x))), self.reading.lorsa)
+        return contexts
+
+
+@torch.no_grad()
+def _routing(reading: _Reading, tokens: int) -> share.RoutingShares:
+    """Routing shares over whole batches spread evenly through the data."""
+    lorsa, context = reading.lorsa, reading.blocks.context
+    routing = share.RoutingShares(lorsa.n_heads, lorsa.config.group_size, reading.model.n_heads)
+    starts = list(reading.starts())
+    wanted = min(len(starts), max(1, round(tokens / (reading.step * context))))
+    with progress("routing", wanted, "batches") as advance:
+        for first in (starts[i * len(starts) // wanted] for i in range(wanted)):
+            x, codes, (theirs,) = reading.compute(first, ("pattern",))
+            entries = entries_of(codes, np.arange(first, first + len(x)), FIRST)
+            row = entries.token - first * context
+            for block in range(len(x)):
+                here = row // context == block
+                ours = lorsa.patterns(x[block : block + 1])
+                routing.update(
+                    entries.where(here), row[here] - block * context, ours, theirs[block : block + 1].to(ours.dtype)
+                )
+            advance(1)
+    return routing
+
+
+class _TokenTexts:
+    """From token ids to their texts as a pyarrow array; without a tokenizer the text of token 7 is `<7>`."""
+
+    def __init__(self, model: Model):
+        self._spell: Callable[[list[int]], list[str]] = (
+            model.token_strings if model.tokenizer is not None else lambda ids: [f"<{i}>" for i in ids]
+        )
+
+    def __call__(self, ids: np.ndarray) -> pa.Array:
+        known, where = np.unique(ids, return_inverse=True)
+        return pa.array(self._spell(known.tolist()), pa.string()).take(pa.array(where))
+
+
+def _spanning(shares: Mapping[str, Tensor], seed: int) -> dict[str, float]:
+    """Fraction of heads that span several original heads, by formula, with intervals and the control."""
+    metrics: dict[str, float] = {}
+    for name, values in shares.items():
+        found = share.spanning_fraction(values, seed=seed)
+        if found is not None:
+            metrics |= {
+                f"spanning_{name}": found.fraction,
+                f"spanning_{name}_low": found.low,
+                f"spanning_{name}_high": found.high,
+                f"spanning_{name}_heads": found.n_heads,
+            }
+    return metrics
+
+
+def _numbers(evaluation: Mapping[str, Any]) -> dict[str, Any]:
+    """The numbers among the metrics; words and what could not be measured (None) have no row."""
+    return {
+        name: value for name, value in evaluation.items() if isinstance(value, int | float | list) and name != "layer"
+    }
+
+
+def _about(lorsa: Lorsa, model: Model, layer: int, blocks: TokenBlocks, seed: int) -> dict[str, Any]:
+    return {
+        "model": model.name,
+        "model_note": model.note,
+        "layer": layer,
+        "text": blocks.source,
+        "text_split": blocks.split,
+        "text_sha256": blocks.sha256,
+        "tokens": blocks.tokens.numel(),
+        "context": blocks.context,
+        "first_position": FIRST,
+        "seed": seed,
+        "dictionary": {"kind": "lorsa", **dataclasses.asdict(lorsa.config), "provenance": lorsa.provenance},
+    }
+
+
+def _check(lorsa: Lorsa, model: Model, layer: int, blocks: TokenBlocks) -> None:
+    if lorsa.config.d_model != model.d_model:
+        raise ClearheadError(
+            f"the Lorsa reads {lorsa.config.d_model} dimensions and {model.name} has {model.d_model}; "
+            f"give the model it was trained on ({lorsa.provenance.get('model', 'not recorded')})"
+        )
+    trained = lorsa.provenance.get("layer", layer)
+    if trained != layer:
+        raise ClearheadError(f"the Lorsa was trained on layer {trained}, not {layer}; give layer={trained}")
+    if not len(blocks.tokens):
+        raise ClearheadError("there are no token blocks to analyse; give more text or a shorter context")
