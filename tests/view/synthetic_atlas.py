@@ -101,7 +101,7 @@ def write_synthetic_atlas(path: Path, *, heads: int = 600, groups: int = 12, blo
             ("units", units),
             ("examples", examples),
             ("patterns", patterns),
-            ("layers", _layers(heads)),
+            ("layers", _layers()),
         ):
             atlas.append(name, {column: [row[column] for row in rows] for column in rows[0]})
     return path
@@ -121,8 +121,8 @@ def _unit(index: int, groups: int, heads: int, dead: bool, vocabulary: list[str]
         weights = rng.dirichlet(np.ones(ORIGINAL_HEADS) * 0.4) + sharpness * 0.3 * (np.arange(ORIGINAL_HEADS) == host)
         return (weights / weights.sum()).tolist()
 
-    shares = [[0.0] * ORIGINAL_HEADS if dead else share() for _ in range(3)]
-    participation = [0.0 if dead else 1 / sum(p * p for p in s) for s in shares]
+    shares = [None if dead else share() for _ in range(3)]
+    participation = [None if dead else 1 / sum(p * p for p in s) for s in shares]
     return {
         "unit_id": f"lorsa.12.{index}",
         "kind": "lorsa",
@@ -214,26 +214,29 @@ def _pattern(unit: dict, example_id: int, query: int, position: int, activation:
     }
 
 
-def _layers(heads: int) -> list[dict[str, Any]]:
+def _layers() -> list[dict[str, Any]]:
     metrics = {
         "fvu": 0.208,
         "explained_variance": 0.792,
         "l0": 61.7,
         "dead_share": 0.027,
-        "dense_share": 0.004,
-        "n_heads": float(heads),
+        "over_dense_share": 0.004,
+        "dead_heads": 16.0,
+        "tokens": 102_000.0,
         "ce_clean": 2.713,
         "ce_replaced": 2.741,
         "ce_zero": 2.986,
         "ce_mean": 2.955,
         "ce_recovered": 0.897,
-        "kl": 0.031,
-        "spanning_share": 0.243,
-        "spanning_share_low": 0.211,
-        "spanning_share_high": 0.277,
+        "ce_recovered_over_mean": 0.884,
+        "kl_replaced": 0.031,
+        "relative_error_position_0": 0.021,
+        "spanning_output": 0.243,
+        "spanning_output_low": 0.211,
+        "spanning_output_high": 0.277,
     }
-    for position in [0, 1, 2, 4, 8, 16, 32, 64, 96, 128, 160, 192, 224, 255]:
-        metrics[f"error_norm_at_{position}"] = 0.9 if position == 0 else 1.7 + 0.25 * np.log1p(position)
+    for position in range(CONTEXT):
+        metrics[f"relative_error_by_position_{position}"] = 0.02 if position == 0 else 0.3 + 0.03 * np.log1p(position)
     return [{"layer": 12, "kind": "lorsa", "metric": name, "value": value} for name, value in metrics.items()]
 
 

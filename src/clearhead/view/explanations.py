@@ -15,7 +15,7 @@ EXPLANATIONS: dict[str, str] = {
         "Over how many original heads the unit spreads: 1 / Σ p², where p is its share of each original head "
         "(p sums to 1). 1 means one head; the number of heads means all equally."
     ),
-    "spanning": "Participation over output shares of 2 or more: the unit is spread over several original heads.",
+    "spanning": "Output participation of 2 or more, or a second share of at least half the first.",
     "host": "The original head with the largest share of this unit's output.",
     "logit": "Largest direct effect on a logit: max over the vocabulary of w_o · W_U (final norm folded in).",
     "logits": (
@@ -25,13 +25,14 @@ EXPLANATIONS: dict[str, str] = {
     "activation": "The unit's activation at the marked token.",
     "z_pattern": (
         "Where the activation comes from: z = Σ_j A_ij·v_j is an exact sum over source tokens j. Blue adds, red "
-        "subtracts; percentages are |A_ij·v_j| / Σ_j |A_ij·v_j|, with the sign in front."
+        "subtracts; percentages are |A_ij·v_j| / Σ_j |A_ij·v_j|, with the sign in front. Terms below 1 % of the "
+        "sum are added up as “other tokens”."
     ),
     "row_sum": "Sum of all contributions A_ij·v_j of this token: the pre-activation before the activation function.",
     "top": "The tokens of the held-out text with the largest activations.",
-    "quantile": "Tokens drawn from equal slices between zero and the largest activation: what the unit usually does.",
+    "quantile": "Random active tokens, one from each of several equal bands, strongest first: the usual case.",
     "negative": "Random tokens on which the unit is not active, for comparison.",
-    "histogram": "Held-out tokens by activation, active tokens only, in 40 equal bins; the count axis is logarithmic.",
+    "histogram": "Held-out tokens by activation, active tokens only, in 40 equal bins; logarithmic counts.",
     "shares": (
         "How much of this unit each original head m accounts for. Output: p = relu(c) / Σ relu(c) with c the mean over "
         "active tokens of (A_m x W_V W_O)·w_o/|w_o|. Weights: w_v W_V W_O w_oᵀ / (|w_v| |w_o| |W_V W_O|), no data. "
@@ -39,18 +40,25 @@ EXPLANATIONS: dict[str, str] = {
     ),
     "group": "Units of one QK group share W_Q and W_K, so they look at the same tokens; each has its own v and w_o.",
     "fvu": "Fraction of variance unexplained: Σ|y − ŷ|² / Σ|y − ȳ|² on held-out text, position 0 left out. 0 is exact.",
-    "explained_variance": "1 − FVU.",
+    "explained_variance": "1 − variance of the error / variance of y: like 1 − FVU, but a constant error is forgiven.",
     "l0": "Mean number of active units per token.",
-    "dead_share": "Share of units never active on the held-out tokens.",
-    "dense_share": "Share of units active on more than a tenth of the held-out tokens.",
+    "dead_share": "Share of units never active on the held-out tokens that were evaluated.",
+    "over_dense_share": "Share of units active on more than a tenth of the held-out tokens.",
     "ce_clean": "Cross-entropy of the untouched model on held-out text, nats per token.",
-    "ce_replaced": "Cross-entropy when the layer's attention output is replaced by the reconstruction.",
-    "ce_zero": "Cross-entropy when the layer's attention output is set to zero.",
-    "ce_mean": "Cross-entropy when the layer's attention output is set to its mean.",
-    "ce_recovered": "(CE zero − CE replaced) / (CE zero − CE clean): 1 means no loss from the replacement.",
-    "kl": "KL divergence from the clean to the replaced model's next-token distribution, nats per token.",
-    "spanning_share": "Share of live units spread over several original heads (participation of 2 or more).",
-    "error_by_position": "Mean |y − ŷ| at each position of the context. Position 0 is shown but left out of the FVU.",
+    "ce_replaced": "Cross-entropy when the layer's attention output is replaced by the reconstruction, nats per token.",
+    "ce_zero": "Cross-entropy when the layer's attention output is set to zero, nats per token.",
+    "ce_mean": "Cross-entropy when the layer's attention output is set to its mean, nats per token.",
+    "ce_recovered": "(CE zero − CE replaced) / (CE zero − CE clean): 100 % means no loss from the replacement.",
+    "ce_recovered_over_mean": "(CE mean − CE replaced) / (CE mean − CE clean): the same against mean ablation.",
+    "kl_replaced": "KL divergence from the clean to the replaced model's next-token distribution, nats per token.",
+    "relative_error_position_0": "|y − ŷ| / |y| at position 0, which all other numbers leave out.",
+    "spanning_output": "Share of units spread over several original heads (output shares), with its 95 % interval.",
+    "spanning_weights": "The same by the weights formula.",
+    "spanning_routing": "The same by the routing formula.",
+    "error_by_position": (
+        "Error at each position of the context: √(Σ|y − ŷ|² / Σ|y|²) over the held-out blocks. Position 0 is shown but "
+        "left out of the FVU."
+    ),
     "rates": "How many units are active how often; dead units are counted in the leftmost bar.",
     "cross_entropy": "Loss of the model with this layer's attention output left alone, replaced, zeroed or averaged.",
     "hosts": "Units by the original head with the largest output share. Choose a bar to list them.",
@@ -59,18 +67,27 @@ EXPLANATIONS: dict[str, str] = {
 
 METRIC_NAMES: dict[str, str] = {
     "fvu": "FVU",
-    "explained_variance": "Explained variance",
     "l0": "L0",
     "dead_share": "Dead",
-    "dense_share": "Over-dense",
-    "n_heads": "Units",
+    "ce_recovered": "CE recovered",
+    "kl_replaced": "KL",
+    "spanning_output": "Spanning",
+    "explained_variance": "Explained variance",
+    "over_dense_share": "Over-dense",
     "ce_clean": "CE clean",
     "ce_replaced": "CE replaced",
-    "ce_zero": "CE zero-ablated",
     "ce_mean": "CE mean-ablated",
-    "ce_recovered": "CE recovered",
-    "kl": "KL",
-    "spanning_share": "Spanning several heads",
-    "spanning_share_low": "Spanning, interval low",
-    "spanning_share_high": "Spanning, interval high",
+    "ce_zero": "CE zero-ablated",
+    "ce_recovered_over_mean": "CE recovered over mean",
+    "relative_error_position_0": "Relative error at position 0",
+    "spanning_weights": "Spanning by weights",
+    "spanning_routing": "Spanning by routing",
+    "tokens": "Tokens evaluated",
+    "downstream_tokens": "Tokens of the loss",
+    "dead_heads": "Dead, number",
+    "over_dense_heads": "Over-dense, number",
 }
+"""Names of metrics as the page writes them, in its order; other metrics follow under their own names."""
+
+HEADLINES = ("fvu", "l0", "dead_share", "ce_recovered", "kl_replaced", "spanning_output")
+"""Metrics shown large."""

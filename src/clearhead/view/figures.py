@@ -24,7 +24,9 @@ def activation_histogram(counts: Sequence[int], edges: Sequence[float]) -> go.Fi
         marker={"color": AMBER},
         hovertemplate="activation %{x:.3g}<br>%{y} tokens<extra></extra>",
     )
-    return _styled(go.Figure(bars), x="activation", y="tokens", log_y=True, height=150)
+    figure = _styled(go.Figure(bars), x="activation", y="tokens", height=150)
+    figure.update_yaxes(type="log", dtick=1, exponentformat="none")
+    return figure
 
 
 def head_shares(output: Sequence[float], weights: Sequence[float], routing: Sequence[float]) -> go.Figure:
@@ -42,18 +44,17 @@ def head_shares(output: Sequence[float], weights: Sequence[float], routing: Sequ
     return _styled(figure, x="original head", y="share", height=190, legend=True, integer_x=True)
 
 
-def error_by_position(norms: Mapping[int, float]) -> go.Figure:
-    """Mean |y − ŷ| by position of the context."""
-    positions = sorted(norms)
+def error_by_position(errors: Mapping[int, float]) -> go.Figure:
+    """Relative error √(Σ|y − ŷ|² / Σ|y|²) by position of the context."""
+    positions = sorted(errors)
     line = go.Scatter(
         x=positions,
-        y=[norms[position] for position in positions],
-        mode="lines+markers",
+        y=[errors[position] for position in positions],
+        mode="lines",
         line={"color": BLUE, "width": 2},
-        marker={"size": 5},
-        hovertemplate="position %{x}<br>error norm %{y:.3g}<extra></extra>",
+        hovertemplate="position %{x}<br>relative error %{y:.3g}<extra></extra>",
     )
-    figure = _styled(go.Figure(line), x="position in context", y="mean |y − ŷ|")
+    figure = _styled(go.Figure(line), x="position in context", y="relative error")
     figure.update_yaxes(rangemode="tozero")
     return figure
 
@@ -177,7 +178,6 @@ def _styled(
     *,
     x: str = "",
     y: str = "",
-    log_y: bool = False,
     height: int = 240,
     legend: bool = False,
     integer_x: bool = False,
@@ -185,7 +185,7 @@ def _styled(
     figure.update_layout(
         template="none",
         height=height,
-        margin={"l": 52, "r": 10, "t": 24 if legend else 10, "b": 40},
+        margin={"l": 48, "r": 8, "t": 26 if legend else 8, "b": 36},
         paper_bgcolor="rgba(0,0,0,0)",
         plot_bgcolor="rgba(0,0,0,0)",
         font={"size": 11},
@@ -195,8 +195,8 @@ def _styled(
         hoverlabel={"align": "left"},
     )
     axis = {"gridcolor": "rgba(133,147,166,0.25)", "zeroline": False, "automargin": True}
-    figure.update_xaxes(title={"text": x, "standoff": 6}, showgrid=False, **axis)
-    figure.update_yaxes(title={"text": y, "standoff": 6}, type="log" if log_y else None, nticks=5, **axis)
+    figure.update_xaxes(title={"text": x, "standoff": 4}, showgrid=False, **axis)
+    figure.update_yaxes(title={"text": y, "standoff": 6}, nticks=5, **axis)
     if integer_x:
         figure.update_xaxes(dtick=1)
     return figure

@@ -10,6 +10,7 @@ import base64
 import gzip
 import hashlib
 from collections.abc import Mapping
+from functools import cache
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,7 @@ from clearhead.errors import ClearheadError
 from clearhead.runs import written_aside
 from clearhead.view.explanations import EXPLANATIONS
 from clearhead.view.payload import Payload, build_payload
-from clearhead.view.summary import SPANNING_AT, chart_templates, summarise
+from clearhead.view.summary import chart_templates, summarise
 from clearhead.view.visible import json_for_html, visible
 
 SCRIPTS = (
@@ -39,7 +40,7 @@ SCRIPTS = (
     "main.js",
 )
 STYLES = ("base.css", "list.css", "unit.css")
-_FEWER_EXAMPLES = (None, 12, 8, 6, 4, 3, 2, 1)
+_FEWER_EXAMPLES = (None, 8, 4, 2, 1)
 
 
 def write_page(atlas_path: str | Path, out_html: str | Path, *, max_megabytes: float = 25.0) -> Path:
@@ -51,32 +52,37 @@ def write_page(atlas_path: str | Path, out_html: str | Path, *, max_megabytes: f
     """
     atlas = Atlas(atlas_path)
     out = Path(out_html)
-    plotly = get_plotlyjs()
     fixed = {"summaries": summarise(atlas), "templates": chart_templates(), "help": EXPLANATIONS}
-    html = ""
+    page = b""
     for limit in _FEWER_EXAMPLES:
-        html = _render(atlas, build_payload(atlas, limit), fixed, plotly)
-        if len(html.encode("utf-8")) <= max_megabytes * 1e6:
+        page = _render(atlas, build_payload(atlas, limit), fixed).encode("utf-8")
+        if len(page) <= max_megabytes * 1e6:
             break
     else:
         raise ClearheadError(
-            f"the page of {atlas.path} takes {len(html.encode('utf-8')) / 1e6:.1f} MB with one example per category, "
+            f"the page of {atlas.path} takes {len(page) / 1e6:.1f} MB with one example per category, "
             f"more than max_megabytes={max_megabytes:g}; raise it"
         )
     with written_aside(out) as aside:
-        aside.write_text(html, encoding="utf-8")
+        aside.write_bytes(page)
     return out
 
 
-def _render(atlas: Atlas, payload: Payload, fixed: Mapping[str, Any], plotly: str) -> str:
+@cache
+def _plotly() -> tuple[str, str]:
+    """plotly.js and its packed form."""
+    code = get_plotlyjs()
+    return code, base64.b64encode(gzip.compress(code.encode("utf-8"), mtime=0)).decode("ascii")
+
+
+def _render(atlas: Atlas, payload: Payload, fixed: Mapping[str, Any]) -> str:
     assets = resources.files("clearhead.view") / "assets"
     script = "\n".join((assets / name).read_text(encoding="utf-8") for name in SCRIPTS)
-    packed_plotly = base64.b64encode(gzip.compress(plotly.encode("utf-8"), mtime=0)).decode("ascii")
+    plotly, packed_plotly = _plotly()
     index = {
         **payload.index,
         **fixed,
         "about": _shown(atlas.about),
-        "spanningAt": SPANNING_AT,
         "bytes": {"data": payload.size, "plotly": len(packed_plotly)},
     }
     environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True)

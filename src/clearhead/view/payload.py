@@ -19,6 +19,7 @@ from typing import Any
 
 from clearhead.atlas.read import Atlas, Row
 from clearhead.errors import ClearheadError, CorruptFileError
+from clearhead.view.spread import host, spans
 from clearhead.view.visible import visible
 
 UNITS_PER_PART = 32
@@ -276,7 +277,8 @@ def _preview(
 def _columns(units: list[Row], previews: list[dict[str, Any]]) -> dict[str, list[Any]]:
     columns: dict[str, list[Any]] = {
         "id": [unit["unit_id"] for unit in units],
-        "host": [_host(unit["share_output"]) for unit in units],
+        "host": [host(unit["share_output"]) for unit in units],
+        "spans": [spans(unit["share_output"]) for unit in units],
         "logit": [brief(max((e["logit"] for e in unit["raised"] or []), default=None)) for unit in units],
     }
     for name in ("kind", "layer", "index", "group", "n_tokens", "n_active", "dead"):
@@ -289,9 +291,3 @@ def _columns(units: list[Row], previews: list[dict[str, Any]]) -> dict[str, list
     distances = [preview["distance"] for preview in previews]
     columns["distance"] = [distance[len(distance) // 2] if distance else None for distance in distances]
     return columns
-
-
-def _host(share: list[float] | None) -> int | None:
-    if not share or max(share) <= 0:
-        return None
-    return share.index(max(share))

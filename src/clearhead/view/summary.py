@@ -12,11 +12,12 @@ import plotly.graph_objects as go
 
 from clearhead.atlas.read import Atlas, Row
 from clearhead.view import figures
-from clearhead.view.explanations import EXPLANATIONS, METRIC_NAMES
+from clearhead.view.explanations import EXPLANATIONS, HEADLINES, METRIC_NAMES
+from clearhead.view.spread import host, spans
 
-_ERROR_AT = re.compile(r"error_norm_at_(\d+)")
-SPANNING_AT = 2.0
-"""Participation from which a unit counts as spread over several original heads."""
+_ERROR_AT = re.compile(r"relative_error_by_position_(\d+)")
+_INTERVAL = re.compile(r"(.+)_(low|high)")
+_FRACTIONS = re.compile(r"fvu|explained_variance|ce_recovered.*|relative_error.*|spanning.*|.*_share")
 
 
 def summarise(atlas: Atlas) -> list[dict[str, Any]]:
@@ -47,30 +48,47 @@ def chart_templates() -> dict[str, Any]:
 
 def plotly_json(figure: go.Figure) -> dict[str, Any]:
     """`data` and `layout` of a figure as plain JSON values, without the template that plotly adds to each."""
-    spec = json.loads(figure.to_json())
+    spec = json.loads(str(figure.to_json()))
     spec["layout"].pop("template", None)
     return {"data": spec["data"], "layout": spec["layout"]}
 
 
 def _named_metrics(metrics: Mapping[str, float]) -> list[dict[str, Any]]:
+    """Label, written value, interval and explanation of each metric; ends of intervals go with their metric."""
+    ends = {name for name in metrics if (found := _INTERVAL.fullmatch(name)) and found[1] in metrics}
     known = [name for name in METRIC_NAMES if name in metrics]
-    others = sorted(name for name in metrics if name not in METRIC_NAMES and not _ERROR_AT.fullmatch(name))
-    return [
-        {
-            "metric": name,
-            "label": METRIC_NAMES.get(name, name.replace("_", " ")),
-            "value": metrics[name],
-            "help": EXPLANATIONS.get(name, ""),
-        }
-        for name in known + others
-    ]
+    others = [name for name in metrics if name not in METRIC_NAMES and name not in ends]
+    others = sorted(name for name in others if not _ERROR_AT.fullmatch(name))
+    entries = []
+    for name in known + others:
+        low, high = metrics.get(f"{name}_low"), metrics.get(f"{name}_high")
+        entries.append(
+            {
+                "metric": name,
+                "label": METRIC_NAMES.get(name, name.replace("_", " ")),
+                "value": _written(name, metrics[name]),
+                "interval": ""
+                if low is None or high is None
+                else _written(name, low).rstrip(" %") + "–" + _written(name, high),
+                "help": EXPLANATIONS.get(name, ""),
+                "headline": name in HEADLINES,
+            }
+        )
+    return entries
+
+
+def _written(name: str, value: float) -> str:
+    if _FRACTIONS.fullmatch(name):
+        return f"{100 * value:.1f} %"
+    return f"{value:,.0f}" if float(value).is_integer() else f"{value:.4g}"
 
 
 def _charts(metrics: Mapping[str, float], units: list[Row]) -> list[dict[str, Any]]:
     built: list[tuple[str, str, go.Figure]] = []
-    entropies = [metrics.get(f"ce_{name}") for name in ("clean", "replaced", "mean", "zero")]
-    if None not in entropies:
-        built.append(("cross_entropy", "Loss when the layer is replaced", figures.cross_entropy(*entropies)))
+    losses = [f"ce_{name}" for name in ("clean", "replaced", "mean", "zero")]
+    if all(name in metrics for name in losses):
+        figure = figures.cross_entropy(*(metrics[name] for name in losses))
+        built.append(("cross_entropy", "Loss when the layer is replaced", figure))
     errors = {int(found[1]): value for name, value in metrics.items() if (found := _ERROR_AT.fullmatch(name))}
     if errors:
         built.append(("error_by_position", "Error by position", figures.error_by_position(errors)))
@@ -90,13 +108,12 @@ def _charts(metrics: Mapping[str, float], units: list[Row]) -> list[dict[str, An
 
 
 def _hosts(units: list[Row]) -> go.Figure:
-    shares = [(unit["share_output"], unit["participation_output"]) for unit in units if unit["share_output"]]
-    n_heads = max(len(share) for share, _ in shares)
+    shares = [unit["share_output"] for unit in units if unit["share_output"]]
+    n_heads = max(map(len, shares))
     single, spanning = [0] * n_heads, [0] * n_heads
-    for share, participation in shares:
-        if max(share) > 0:
-            side = spanning if participation is not None and participation >= SPANNING_AT else single
-            side[share.index(max(share))] += 1
+    for share in shares:
+        if (largest := host(share)) is not None:
+            (spanning if spans(share) else single)[largest] += 1
     return figures.hosts(single, spanning)
 
 

@@ -12,8 +12,10 @@ from typing import Any
 _MARKS = {
     "\n": "↵",
     "\t": "⇥",
-    "\r": "␍",
-    "\x7f": "␡",
+    "\r": "⟨CR⟩",
+    "\x00": "⟨NUL⟩",
+    "\x1b": "⟨ESC⟩",
+    "\x7f": "⟨DEL⟩",
     "\u00a0": "⟨NBSP⟩",
     "\u00ad": "⟨SHY⟩",
     "\u034f": "⟨CGJ⟩",
@@ -55,8 +57,6 @@ def _mark(character: str) -> str:
     if character in _MARKS:
         return _MARKS[character]
     code = ord(character)
-    if code < 0x20:
-        return chr(0x2400 + code)
     variation_selector = 0xFE00 <= code <= 0xFE0F or 0xE0100 <= code <= 0xE01EF
     unseen = unicodedata.category(character) in _UNSEEN_CATEGORIES or character in _BLANK or variation_selector
     return f"⟨U+{code:04X}⟩" if unseen and character != " " else character

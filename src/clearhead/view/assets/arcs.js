@@ -1,8 +1,8 @@
 // Arcs from the source tokens of a z pattern to the token that reads them.
 
-/** Where an arc touches a token: the middle of the top of its widest box (a token may break over two lines). */
+/** Where an arc touches a token: the middle of the top of its word's widest box (it may break over two lines). */
 function foot(token, origin) {
-  const box = [...token.getClientRects()].reduce((a, b) => (b.width > a.width ? b : a));
+  const box = [...token.querySelector(".word").getClientRects()].reduce((a, b) => (b.width > a.width ? b : a));
   return { x: box.left + box.width / 2 - origin.left, y: box.top - origin.top + 3 };
 }
 

@@ -3,7 +3,9 @@
 const AROUND_QUERY = 14;
 const AROUND_SOURCE = 2;
 const WORTH_SHOWING = 0.04;
-const MARKED = /^[\u21b5\u21e5\u2400-\u2421]+$/;
+const SHORTEST_GAP = 5;
+const LONG = 40;
+const MARKED = /^(?:[\u21b5\u21e5]|\u27e8[^\u27e9]+\u27e9)+$/;
 
 /**
  * The card of one example. `read` maps a block position to its token text, `peak` is the unit's largest |activation|,
@@ -14,7 +16,7 @@ function exampleCard(example, read, peak, whole) {
   const state = { card, example, read, peak, whole, pattern: mainPattern(example), chosen: null, tokens: new Map() };
   const share = peak > 0 ? Math.min(Math.abs(example.activation) / peak, 1) : 0;
   card.append(
-    el("div", { class: "score" }, number(example.activation), el("div", { class: "track" }, el("i", { "width%": percentOf(share) }))),
+    el("div", { class: "score" }, number(example.activation), el("div", { class: "track" }, el("i", { "width%": percentOf(share) })), preActivation(state)),
     el("div", { class: "body" }, el("div", { class: "tokens" }), el("div", { class: "sources" })),
   );
   const word = read(example.position);
@@ -27,6 +29,12 @@ function exampleCard(example, read, peak, whole) {
   card.addEventListener("keydown", (event) => moveInCard(event, state));
   cards.set(card, state);
   return card;
+}
+
+/** The sum of the pattern where it is not the activation itself: below the threshold, or cut off by the top K. */
+function preActivation({ example, pattern, peak }) {
+  if (!pattern || Math.abs(pattern.sum - example.activation) <= 0.005 * peak) return null;
+  return el("div", { class: "pre", "data-tip": index.help.row_sum }, `pre ${number(pattern.sum)}`);
 }
 
 const cards = new WeakMap();
@@ -71,7 +79,8 @@ function sourcesElsewhere({ example }) {
   return [...keys].sort((a, b) => a - b);
 }
 
-function positionsWorthShowing({ example }) {
+/** Positions around the query, around larger sources and around strong activations; short gaps are closed. */
+function positionsWorthShowing({ example, peak }) {
   const shown = new Set();
   const add = (position, around) => {
     for (let near = position - around; near <= position + around; near += 1) shown.add(near);
@@ -80,6 +89,13 @@ function positionsWorthShowing({ example }) {
   for (const pattern of example.patterns) {
     add(example.start + pattern.query, AROUND_SOURCE);
     for (const { key, share } of sharesOf(pattern)) add(key, Math.abs(share) >= WORTH_SHOWING ? AROUND_SOURCE : 0);
+  }
+  example.active.forEach((offset, place) => Math.abs(example.values[place]) > peak / 4 && add(example.start + offset, AROUND_SOURCE));
+  let last = example.start - 1;
+  const end = example.start + example.length;
+  for (const position of [...shown].filter((p) => p >= example.start && p < end).sort((a, b) => a - b).concat(end)) {
+    if (position - last <= SHORTEST_GAP) add(last, position - last - 1);
+    last = position;
   }
   return shown;
 }
@@ -94,22 +110,28 @@ function gap(state, count) {
 }
 
 function tokenSpan(state, position, text, activation, kind) {
-  const span = el("span", { class: `token ${kind} ${MARKED.test(text) ? "mark" : ""}`, "data-position": position }, text);
+  const span = el("span", { class: `token ${kind} ${MARKED.test(text) ? "mark" : ""} ${text.length > LONG ? "long" : ""}`, "data-position": position });
+  // the space before a word stays outside the tint, for a line may break there
+  const spaces = text.trim() ? text.length - text.trimStart().length : 0;
+  span.append(text.slice(0, spaces), el("span", { class: "word" }, text.slice(spaces)));
   if (activation) {
     const fraction = Math.min(Math.abs(activation) / (state.peak || 1), 1);
     span.style.setProperty("--warmth", percentOf(0.12 + 0.6 * fraction));
   }
-  span.dataset.tip = tokenTip(state, position, text, activation);
+  const said = tokenTip(state, position, text, activation);
+  if (said) span.dataset.tip = said;
   const own = state.example.patterns.find((pattern) => state.example.start + pattern.query === position);
   if (own) span.addEventListener("mouseenter", () => own !== state.pattern && activate(state, own));
   state.tokens.set(position, span);
   return span;
 }
 
+/** Numbers of a token that is active or a source; nothing for the others, so that no tip covers the text. */
 function tokenTip(state, position, text, activation) {
+  const source = state.pattern && sharesOf(state.pattern).find(({ key }) => key === position);
+  if (!activation && !source) return "";
   const lines = [`${quoted(text)} at position ${position}`];
   if (activation) lines.push(`activation ${number(activation)}`);
-  const source = state.pattern && sharesOf(state.pattern).find(({ key }) => key === position);
   if (source) lines.push(`contributes ${signed(source.weight)} (${signed(source.share, percent)})`);
   return lines.join("\n");
 }
@@ -129,11 +151,10 @@ function fillSources({ card, example, read, pattern }) {
       list.append(item);
     }
     if (pattern.rest) list.append(el("span", { class: "rest" }, `other tokens ${signed(pattern.rest)}`));
-    list.append(el("span", { class: "sum", "data-tip": index.help.row_sum }, `sum ${signed(pattern.sum)}`));
     line.append(list);
   }
   const from = vocab[example.document];
-  line.append(el("span", { class: "from", title: from }, `${from} · ${example.block}:${example.position}`));
+  line.append(el("span", { class: "from", title: from }, from), el("span", { class: "place" }, `${example.block}:${example.position}`));
 }
 
 let active = null;

@@ -30,12 +30,14 @@ function number(value) {
   if (value === null || value === undefined) return MISSING;
   if (Number.isInteger(value)) return value.toLocaleString("en").replace("-", MINUS);
   const size = Math.abs(value);
+  if (size < 1e-4) return value.toExponential(1).replaceAll("-", MINUS);
   const text = size >= 1000 ? Math.round(size).toLocaleString("en") : Number(size.toPrecision(3)).toString();
   return (value < 0 ? MINUS : "") + text;
 }
 
 /** With its sign always written: colour is never the only carrier of a sign. */
 function signed(value, write = number) {
+  if (value === null || value === undefined) return MISSING;
   return (value < 0 ? MINUS : "+") + write(Math.abs(value));
 }
 

@@ -2,20 +2,20 @@
 
 const ROW_HEIGHT = 56;
 const SORTS = {
-  max_activation: { label: "Max activation", write: number },
+  max_activation: { label: "Max activation", write: number, size: true },
   rate: { label: "Activation rate", write: percent, log: true },
   mean_activation: { label: "Mean activation", write: number },
   participation_output: { label: "Participation, output", write: number },
   participation_weights: { label: "Participation, weights", write: number },
   participation_routing: { label: "Participation, routing", write: number },
-  logit: { label: "Largest logit effect", write: number },
+  logit: { label: "Largest logit effect", write: signed },
   distance: { label: "Distance to source", write: number },
   decoder_norm: { label: "Decoder norm", write: number },
   index: { label: "Index", write: number, up: true },
 };
 const STATES = { alive: (place) => !units.dead[place], dead: (place) => units.dead[place] };
 const SPREADS = { spanning: (place) => spans(place), single: (place) => units.host[place] !== null && !spans(place) };
-const spans = (place) => (units.participation_output[place] ?? 0) >= index.spanningAt;
+const spans = (place) => units.spans[place];
 
 const query = { text: "", sort: "max_activation", up: false, state: "", spread: "", group: "", host: "", kind: "", layer: "" };
 let found = [];
@@ -33,7 +33,7 @@ function findUnits() {
   found = units.id.map((_, place) => place).filter((place) => tests.every((test) => test(place)));
   if (isId) found = found.filter((place) => units.id[place] === query.text.trim());
   else if (text) found = found.filter((place) => haystack[place].includes(text));
-  const column = units[query.sort];
+  const column = SORTS[query.sort].size ? units[query.sort].map((value) => value && Math.abs(value)) : units[query.sort];
   const direction = query.up ? 1 : -1;
   const missing = (value) => value === null || value === undefined;
   found.sort((a, b) => missing(column[a]) - missing(column[b]) || direction * (column[a] - column[b]) || a - b);
@@ -50,7 +50,6 @@ function buildList() {
     oninput: () => setQuery({ text: search.value }),
   });
   const about = `Finds ${noun}s whose most active tokens or raised logits contain the text, or whose id does. Case is ignored.`;
-  const explain = el("button", { type: "button", class: "help", "aria-label": `About the search: ${about}`, "data-tip": about }, "?");
   const sort = select("sort", "Sort by", Object.entries(SORTS).filter(([name]) => units[name].some((v) => v !== null)).map(([name, { label }]) => [name, label]));
   sort.value = query.sort;
   const turn = el("button", { type: "button", id: "direction", onclick: () => setQuery({ up: !query.up }) });
@@ -59,7 +58,7 @@ function buildList() {
     el(
       "div",
       { class: "controls" },
-      el("div", { class: "search" }, search, explain),
+      el("div", { class: "search" }, search, explain(about, "the search")),
       el(
         "div",
         { class: "fields" },
@@ -205,10 +204,8 @@ function openUnit(place, move = true) {
 function chooseInList(place) {
   chosenPlace = place;
   const at = found.indexOf(place);
-  if (at >= 0) {
-    const top = at * ROW_HEIGHT;
-    if (top < rows.scrollTop) rows.scrollTop = top;
-    else if (top + ROW_HEIGHT > rows.scrollTop + rows.clientHeight) rows.scrollTop = top + ROW_HEIGHT - rows.clientHeight;
-  }
+  const top = at * ROW_HEIGHT;
+  const seen = top >= rows.scrollTop && top + ROW_HEIGHT <= rows.scrollTop + rows.clientHeight;
+  if (at >= 0 && !seen) rows.scrollTop = top - (rows.clientHeight - ROW_HEIGHT) / 2;
   drawRows();
 }

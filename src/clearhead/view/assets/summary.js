@@ -1,7 +1,5 @@
 // The summary: the metrics of each layer and the charts over all its units.
 
-const PERCENT_METRICS = new Set(["fvu", "explained_variance", "dead_share", "dense_share", "ce_recovered", "spanning_share", "spanning_share_low", "spanning_share_high"]);
-
 function showSummary() {
   const view = byId("view");
   view.replaceChildren(limitsNotice(), el("div", { class: "summary" }, ...index.summaries.map(layerSection)));
@@ -18,17 +16,23 @@ function layerSection({ layer, kind, metrics, charts }) {
     { "data-layer": layer },
     el("h1", {}, layer === null ? kindName(kind) : `Layer ${layer}`),
     el("p", { class: "lead" }, what),
-    metrics.length ? el("div", { class: "figures" }, ...metrics.map(metricTile)) : null,
-    el("div", { class: "charts" }, ...charts.map(chartPanel)),
+    el("div", { class: "figures" }, ...metrics.filter((metric) => metric.headline).map(metricTile)),
+    el("div", { class: "charts" }, ...charts.map(chartPanel), metricsPanel(metrics)),
   );
 }
 
-function metricTile({ metric, label, value, help: text }) {
-  const explanation = text ? el("button", { type: "button", class: "help", "aria-label": `About ${label}: ${text}`, "data-tip": text }, "?") : null;
-  return bigNumber(label, PERCENT_METRICS.has(metric) ? percentTo(value) : number(value), explanation);
+function metricTile({ label, value, interval, help: text }) {
+  return bigNumber(label, value, explain(text, label), interval);
 }
 
-const percentTo = (value) => `${(100 * value).toFixed(1).replace("-", MINUS)} %`;
+function metricsPanel(metrics) {
+  if (!metrics.length) return null;
+  const line = ({ label, value, interval, help: text }) => [
+    el("dt", {}, label, explain(text, label)),
+    el("dd", {}, value, interval ? el("small", {}, ` (${interval})`) : null),
+  ];
+  return panel("All metrics", null, el("dl", { class: "metrics" }, ...metrics.flatMap(line)));
+}
 
 function chartPanel(spec) {
   const reactions = {

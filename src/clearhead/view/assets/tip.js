@@ -3,10 +3,14 @@
 const tip = byId("tip");
 let tipOwner = null;
 
-/** A `?` that explains a number; null when there is nothing to say. */
-function help(name, label = name.replaceAll("_", " ")) {
-  const text = index.help[name];
+/** A `?` that says `text`; null when there is nothing to say. */
+function explain(text, label) {
   return text ? el("button", { type: "button", class: "help", "aria-label": `About ${label}: ${text}`, "data-tip": text }, "?") : null;
+}
+
+/** The `?` of a number named in the explanations. */
+function help(name, label = name.replaceAll("_", " ")) {
+  return explain(index.help[name], label);
 }
 
 function showTip(owner) {

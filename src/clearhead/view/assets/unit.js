@@ -56,34 +56,34 @@ function unitTitle(place) {
     el(
       "div",
       { class: "moves" },
-      el("button", { type: "button", class: "plain", id: "previous", title: "k", onclick: () => stepUnit(-1) }, "‹ Previous"),
-      el("button", { type: "button", class: "plain", id: "next", title: "j", onclick: () => stepUnit(1) }, "Next ›"),
+      el("button", { type: "button", class: "plain", id: "previous", "aria-label": "Previous in the list", title: "Previous in the list (k)", onclick: () => stepUnit(-1) }, "‹"),
+      el("button", { type: "button", class: "plain", id: "next", "aria-label": "Next in the list", title: "Next in the list (j)", onclick: () => stepUnit(1) }, "›"),
     ),
   );
 }
 
-/** Fires on …, reads …, raises …: the most frequent three of each. */
+/** Fires on …, reading …, and raises …: the most frequent three of each. */
 function unitSentence(place) {
   const line = el("p", { class: "sentence" });
-  const say = (words, entries, count = 3) => {
-    if (entries.length) line.append(words, ...entries.slice(0, count).map((entry) => pill(vocab[entry])));
+  const say = (words, entries, after = null) => {
+    if (entries.length) line.append(el("span", {}, words), ...entries.slice(0, 3).map((entry) => pill(vocab[entry])), after ?? "");
   };
-  say("Fires on", units.fires[place]);
-  say("reading", units.reads[place]);
   const distance = units.distance[place];
-  if (distance !== null) line.append(distance ? `${plural(distance, "token")} back` : "at the token itself");
-  say("and raises", units.raises[place]);
+  const back = distance === null ? null : el("span", {}, distance ? `typically ${plural(distance, "token")} back` : "typically the token itself");
+  say("Fires on", units.fires[place]);
+  say("reading", units.reads[place], back);
+  say("raises", units.raises[place]);
   return line;
 }
 
 function unitFigures(place) {
-  const n = units.n_tokens[place];
+  const active = units.n_active[place];
   const entries = [
-    ["rate", "Rate", percent(units.rate[place]), n === null ? "" : `${number(units.n_active[place])} of ${number(n)}`],
+    ["rate", "Rate", percent(units.rate[place]), active === null ? "" : plural(active, "token")],
     ["max_activation", "Max", number(units.max_activation[place]), ""],
     ["mean_activation", "Mean", number(units.mean_activation[place]), ""],
     ["participation", "Participation", number(units.participation_output[place]), "heads"],
-    ["logit", "Largest logit", units.logit[place] === null ? MISSING : signed(units.logit[place]), ""],
+    ["logit", "Largest logit", signed(units.logit[place]), ""],
     ["decoder_norm", "Decoder norm", number(units.decoder_norm[place]), ""],
   ];
   return el("div", { class: "figures" }, ...entries.map(([name, label, value, small]) => bigNumber(label, value, help(name, label), small)));
@@ -94,7 +94,7 @@ function bigNumber(label, value, explanation, small = "") {
     "div",
     { class: "figure" },
     el("div", { class: "label" }, label, explanation),
-    el("div", { class: "value" }, value, small ? el("small", {}, ` ${small}`) : null),
+    el("div", { class: "value" }, el("span", {}, value), small && value !== MISSING ? el("small", {}, ` ${small}`) : null),
   );
 }
 
@@ -110,7 +110,7 @@ async function fillExamples(panel, place, detail) {
     el(
       "header",
       {},
-      el("div", { class: "tabs", role: "tablist" }, ...Object.entries(CATEGORIES).map(([name, label]) => tab(name, label, detail, category, again))),
+      el("div", { class: "tabs", role: "group", "aria-label": "Kind of example" }, ...Object.entries(CATEGORIES).map(([name, label]) => tab(name, label, detail, category, again))),
       category ? help(category) : null,
       el("div", { class: "options" }, wholeSwitch(again)),
     ),
@@ -124,7 +124,7 @@ function tab(name, label, detail, current, again) {
   const count = detail.examples[name].length;
   return el(
     "button",
-    { type: "button", role: "tab", "aria-selected": String(name === current), disabled: !count, onclick: () => again({ category: name }) },
+    { type: "button", "data-category": name, "aria-pressed": String(name === current), disabled: !count, onclick: () => again({ category: name }) },
     `${label} ${count}`,
   );
 }
@@ -139,9 +139,9 @@ function legend() {
     "div",
     { class: "legend" },
     el("span", {}, el("i", { class: "heat" }), "activation"),
-    el("span", {}, el("i", { class: "plus" }), "source adds (+)"),
-    el("span", {}, el("i", { class: "minus" }), "source subtracts (−)"),
-    el("span", {}, "z pattern", help("z_pattern")),
+    el("span", {}, el("i", { class: "plus" }), "adds (+)"),
+    el("span", {}, el("i", { class: "minus" }), "subtracts (−)"),
+    el("span", {}, "sources: the z pattern", help("z_pattern")),
   );
 }
 
