@@ -10,6 +10,7 @@ more column.
 
 import sys
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from jaxtyping import Float, Int
@@ -20,7 +21,16 @@ from clearhead.errors import ClearheadError
 from clearhead.model.families import find_family, find_module
 from clearhead.model.norms import HeadNormRule, HoldsModel
 from clearhead.model.rope import RopeSpec, rope_spec, rotate
-from clearhead.model.weights import AttentionWeights, attention_module, read_head_norms, read_projections
+from clearhead.model.weights import (
+    AttentionWeights,
+    attention_module,
+    attention_weights,
+    read_head_norms,
+    read_projections,
+)
+
+if TYPE_CHECKING:
+    from clearhead.model.access import Model
 
 
 @dataclass(frozen=True)
@@ -62,6 +72,7 @@ def attention_geometry(model: HoldsModel, layer: int) -> AttentionGeometry:
     norms = read_head_norms(model.hf, attention, shape)
     rotary = find_module(model.hf, f"{family.layers.rpartition('.')[0]}.rotary_emb")
     own_scale = _own_scale(attention, model.hf.config.model_type)
+    ignores_cap = model.hf.config.model_type in _IGNORE_SOFTCAP
     scales_queries = model.hf.config.model_type in _SCALE_QUERIES
     return AttentionGeometry(
         n_heads=shape.n_heads,
@@ -70,7 +81,7 @@ def attention_geometry(model: HoldsModel, layer: int) -> AttentionGeometry:
         d_value=shape.d_value,
         scale=1.0 if scales_queries else own_scale,
         q_scale=own_scale if scales_queries else 1.0,
-        softcap=vars(attention).get("attn_logit_softcapping"),
+        softcap=None if ignores_cap else vars(attention).get("attn_logit_softcapping"),
         window=_window(model.hf, attention, layer),
         sinks="sinks" in dict(attention.named_parameters(recurse=False)),
         rope=rope_spec(model.hf, rotary, attention, layer),
@@ -126,7 +137,39 @@ def score(
     return scores
 
 
+def verify_scores(model: "Model", layer: int, *, n_tokens: int = 12) -> float:
+    """Checks that weights and geometry rebuild the scores that the model itself computes; returns the worst error.
+
+    A run over `n_tokens` spread tokens is compared where the query may see the key, up to a constant per query (which
+    the softmax removes), relative to the largest score. Raises `ClearheadError` where they differ by more than
+    rounding: then rotation, norm, scale or soft-cap of this model is not what `attention_geometry` says.
+    """
+    geometry, weights = attention_geometry(model, layer), attention_weights(model, layer)
+    row = torch.linspace(1, model.d_vocab - 2, n_tokens, dtype=torch.float64).long().to(model.device)
+    run = model.run(row[None], read=(f"attn_in.{layer}", f"scores.{layer}"))
+    with torch.no_grad():
+        projected = weights.project(run[f"attn_in.{layer}"])
+        rebuilt = score(geometry, *form_queries_keys(geometry, weights, projected.q, projected.k))
+    visible = torch.ones(n_tokens, n_tokens, dtype=torch.bool, device=model.device).tril()
+    if geometry.window is not None:
+        visible &= visible.triu(1 - geometry.window)
+    expected = run[f"scores.{layer}"].double().masked_fill(~visible, 0)
+    difference = rebuilt.double().masked_fill(~visible, 0) - expected
+    constant = difference.sum(-1, keepdim=True) / visible.sum(-1, keepdim=True)
+    worst = float((difference - constant).masked_fill(~visible, 0).abs().max() / expected.abs().max())
+    low = model.dtype.itemsize < 4
+    tolerance = 16 * torch.finfo(model.dtype).eps if low else 512 * torch.finfo(torch.float32).eps
+    if not worst <= tolerance:
+        raise ClearheadError(
+            f"scores of layer {layer} rebuilt from weights differ from {model.name}'s own by {worst:.1e} of the "
+            f"largest (rounding allows {tolerance:.0e}); this family does something with queries or keys that "
+            "clearhead misses"
+        )
+    return worst
+
+
 _SCALE_QUERIES = ("opt", "xglm")
+_IGNORE_SOFTCAP = ("gemma3", "gemma3_text")  # the modules hold a soft-cap that their forward does not pass on
 _SCALE_ATTRIBUTE = {"bloom": "inv_norm_factor", "falcon": "inv_norm_factor", "mpt": "softmax_scale"}
 
 

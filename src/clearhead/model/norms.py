@@ -5,8 +5,9 @@
 
 W' reads the same from C x as from x, so with the scale 1/sqrt(...) held fixed (`frozen_scale`) the residual stream is
 read linearly: n(x) W' = x W' · scale. Whether a family's class centres, and whether its gain is w or 1 + w, is found by
-applying the module to a probe, not looked up. Not done here: norms behind a module (olmo2's, gemma2's second), whose
-scale depends on the module's output; they are left as they are.
+applying the module to a probe, not looked up. `unembedding` folds the final norm; weights.py folds that of attention
+with the same `fold`. Not done here: norms behind a module (OLMo 2's, Gemma 2's second), whose scale depends on the
+module's output; they are left as they are.
 """
 
 from dataclasses import dataclass, replace
@@ -18,6 +19,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from clearhead.errors import ClearheadError
+from clearhead.model.families import find_family, find_module
 
 Kind = Literal["rms", "layer"]
 
@@ -119,6 +121,47 @@ def fold(
     if norm.kind == "layer":
         weight = weight - weight.mean(-2, keepdim=True)
     return weight, bias
+
+
+def final_norm(model: HoldsModel) -> Norm:
+    """The norm between the last layer and the unembedding."""
+    module = find_module(model.hf, find_family(model.hf).final_norm)
+    if module is None:
+        raise ClearheadError(f"this {model.hf.config.model_type} model has no norm before its unembedding")
+    return read_norm(module, model.hf.config.hidden_size)
+
+
+def unembedding(model: HoldsModel) -> tuple[Float[Tensor, "d v"], Float[Tensor, " v"]]:
+    """(W_U, b_U) with logits = cap(n(resid_post of the last layer) · W_U + b_U).
+
+    n is `final_norm(model).normalise`, cap is c·tanh(·/c) with c = `logit_softcap(model)` or the identity. W_U holds
+    the final norm's gain, is centred for LayerNorm, and holds the family's logit scaling (Granite, Cohere) and output
+    projection (OPT); b_U holds the norm's bias and that of the unembedding, and is 0 where there is neither.
+    """
+    head = model.hf.get_output_embeddings()
+    if not isinstance(head, nn.Linear):
+        raise ClearheadError(f"the unembedding is a {type(head).__name__}, not a linear layer; load it unquantised")
+    factor = _logit_factor(model.hf)
+    weight, bias = head.weight.T, head.bias
+    narrow = find_module(model.hf, find_family(model.hf).layers.rpartition(".")[0] + ".project_out")
+    if narrow is not None:
+        weight = narrow.get_parameter("weight").T @ weight
+    if factor != 1.0:
+        weight, bias = weight * factor, None if bias is None else bias * factor
+    weight, bias = fold(final_norm(model), weight, bias)
+    return weight, weight.new_zeros(weight.shape[1]) if bias is None else bias
+
+
+def logit_softcap(model: HoldsModel) -> float | None:
+    """The c of logits = c·tanh(·/c) (Gemma 2 and later), None where logits are not capped."""
+    return model.hf.config.to_dict().get("final_logit_softcapping")
+
+
+def _logit_factor(hf: PreTrainedModel) -> float:
+    """What the model multiplies its logits by."""
+    if hf.config.model_type.startswith("granite"):
+        return 1.0 / hf.config.logits_scaling
+    return float(vars(hf).get("logit_scale", 1.0))  # Cohere; MPT's config has the name too, but its model ignores it
 
 
 @dataclass(frozen=True)

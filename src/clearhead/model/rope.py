@@ -98,8 +98,6 @@ class _Rotation(torch.autograd.Function):
     sum) makes four temporaries and keeps two of them for the backward pass.
     """
 
-    generate_vmap_rule = True
-
     @staticmethod
     def forward(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> Tensor:
         rotary_dim = 2 * cos.shape[-1]
@@ -129,6 +127,19 @@ class _Rotation(torch.autograd.Function):
     def jvp(ctx, *tangents: Tensor):
         cos, sin = ctx.saved_tensors
         return _Rotation.apply(tangents[0], cos, sin, ctx.interleaved)
+
+    @staticmethod
+    def vmap(info, in_dims, *args):
+        *tensors, interleaved = args
+        rank = tensors[0].ndim - (in_dims[0] is not None)
+        x, cos, sin = (
+            tensor[None] if axis is None else tensor.movedim(axis, 0)
+            for tensor, axis in zip(tensors, in_dims[:3], strict=True)
+        )
+        x = x.expand(info.batch_size, *x.shape[1:])
+        # a table's batch axis must line up with that of x, across the axes of x that the table lacks
+        cos, sin = (table[(slice(None), *[None] * (rank + 1 - table.ndim))] for table in (cos, sin))
+        return _Rotation.apply(x, cos, sin, interleaved), 0
 
 
 def _planes(x: Tensor, rotary_dim: int, interleaved: bool) -> tuple[Tensor, Tensor]:
