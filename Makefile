@@ -43,15 +43,15 @@ $(VENV)/.created:
 	@touch $@
 
 $(VENV)/.torch: constraints.txt $(VENV)/.created
-	$(BIN)/python -m pip install --quiet --progress-bar=off '$(TORCH)'
+	$(BIN)/python -m pip install --no-compile '$(TORCH)'
 	@touch $@
 
 $(VENV)/.installed: pyproject.toml constraints.txt $(VENV)/.torch
-	$(BIN)/python -m pip install --quiet --progress-bar=off -c constraints.txt -e .
+	$(BIN)/python -m pip install --no-compile -c constraints.txt -e .
 	@touch $@
 
 $(VENV)/.installed-dev: pyproject.toml constraints.txt $(VENV)/.torch
-	$(BIN)/python -m pip install --quiet --progress-bar=off -c constraints.txt -e '.[dev]'
+	$(BIN)/python -m pip install --no-compile -c constraints.txt -e '.[dev]'
 	@touch $@ $(VENV)/.installed
 
 constraints: $(VENV)/.installed-dev
