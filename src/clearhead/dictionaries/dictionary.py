@@ -113,7 +113,9 @@ def load_state(module: torch.nn.Module, tensors: dict[str, torch.Tensor], where:
     wrong = sorted(set(own) ^ set(tensors))
     wrong += [name for name in own if name in tensors and own[name].shape != tensors[name].shape]
     if wrong:
-        raise CorruptFileError(f"the weights in {where} do not fit their config.json: {wrong} missing, extra or reshaped")
+        raise CorruptFileError(
+            f"the weights in {where} do not fit their config.json: {wrong} missing, extra or reshaped"
+        )
     module.load_state_dict(tensors)
 
 

@@ -6,7 +6,7 @@ an original head hosts; they differ in the values:
 
     random     nothing of the model
     original   random orthogonal bases of each head's value space, both signs
-    data       directions that cluster the outputs of each head on a sample; groups shared out by output variance
+    data       independent components of each head's outputs on a sample
     reference  the per-head active subspace of the reference implementation (no query-key biases)
 
 `from_attention` gives the exact copy: as many Lorsa heads as the layer has value dimensions, all kept.
@@ -179,6 +179,67 @@ def _original(
         mix = torch.cat(bases)[: len(rows)]
         _set_values(lorsa, rows, mix, mix @ w.W_O[head], w, head, scales)
     lorsa.b_D.copy_(sample.y[:, 1:].mean((0, 1)) * scales[1])
+
+
+def _data(lorsa: Lorsa, w: AttentionWeights, sample: Sample, scales: tuple[float, float], generator: Generator) -> None:
+    """Independent components of each head's own outputs: directions along which the outputs are sparse.
+
+    A head's output o = z W_O is decomposed on the sample as o = mean + sum_c s_c a_c with s as independent as possible
+    (`independent_components`); a Lorsa head reads s_c from the values and writes a_c. Further copies of a head use
+    other halves of the sample, and every second one the negated directions, as activations are positive. The mean goes
+    into b_D and, subtracted, into b_V, so no head has to spend its place among the k on it.
+    """
+    host = _hosts_evenly(lorsa.config.n_groups, len(w.W_Q))
+    copy_queries_keys(lorsa, w, host, scales[0])
+    lorsa.b_D.copy_((w.b_O if w.b_O is not None else torch.zeros_like(lorsa.b_D)) * scales[1])
+    for head in range(len(w.W_Q)):
+        rows = _rows_of(host, head, lorsa.config.group_size)
+        z = sample.z[:, 1:, head].flatten(0, 1)
+        mean = z.mean(0)
+        # o = z W_O = (z R^T) Q^T with orthonormal Q: the components are found in as many dimensions as the head has
+        basis, triangle = torch.linalg.qr(w.W_O[head].mT)
+        outputs = (z - mean) @ triangle.mT
+        reads: list[Tensor] = []
+        writes: list[Tensor] = []
+        while sum(len(read) for read in reads) < len(rows):
+            if len(reads) % 2:
+                read, write = -reads[-1], -writes[-1]
+            else:
+                half = torch.randperm(len(outputs), generator=generator)[: (len(outputs) + 1) // 2]
+                read, write = independent_components(outputs[half], generator)
+                read, write = read @ triangle, write @ basis.mT
+            reads.append(read)
+            writes.append(write)
+        read, write = torch.cat(reads)[: len(rows)], torch.cat(writes)[: len(rows)]
+        _set_values(lorsa, rows, read, write, w, head, scales)
+        # the row sum of a pattern is 1 (below it with a sink, where training corrects the difference)
+        bias = 0.0 if w.b_V is None else read @ w.b_V[head] * scales[1]
+        lorsa.b_V[rows] = bias - read @ mean * scales[1]
+        lorsa.b_D += mean @ w.W_O[head] * scales[1]
+
+
+def independent_components(
+    rows: Float[Tensor, "r c"], generator: Generator, iterations: int = 30
+) -> tuple[Float[Tensor, "c c"], Float[Tensor, "c c"]]:
+    """Filters F and unit directions A with rows ~ (rows F^T) A whose coefficients are as independent as possible.
+
+    Symmetric FastICA with tanh (Hyvarinen 1999): whiten, then iterate W <- E[tanh(W x) x^T] - diag(E[1 - tanh^2]) W and
+    orthonormalise. Signs make the coefficients' skew positive, so that the rare large values are positive ones.
+    """
+    c = rows.shape[1]
+    variances, axes = torch.linalg.eigh(_covariance(rows))
+    deviation = variances.clamp_min(float(variances.max()) * 1e-6).sqrt()
+    white = (rows - rows.mean(0)) @ axes / deviation
+    turn = torch.linalg.qr(torch.randn(c, c, generator=generator).to(rows))[0]
+    for _ in range(iterations):
+        squashed = torch.tanh(white @ turn.mT)
+        turn = squashed.mT @ white / len(white) - (1 - squashed.square()).mean(0)[:, None] * turn
+        left, _, right = torch.linalg.svd(turn)
+        turn = left @ right
+    turn *= torch.sign((white @ turn.mT).pow(3).mean(0))[:, None]
+    mixing = turn * deviation @ axes.mT
+    size = mixing.norm(dim=-1, keepdim=True)
+    return (turn / deviation @ axes.mT) * size, mixing / size
 
 
 def _rows_of(host: Tensor, head: int, size: int) -> Int[Tensor, " m"]:

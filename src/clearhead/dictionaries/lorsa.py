@@ -174,9 +174,7 @@ class Lorsa(nn.Module):
         q, k = self.queries_keys(x)
         return attend(q, k, self.values(x), **self._geometry())
 
-    def patterns(
-        self, x: Float[Tensor, "b t d"], groups: Int[Tensor, " m"] | None = None
-    ) -> Float[Tensor, "b m q k"]:
+    def patterns(self, x: Float[Tensor, "b t d"], groups: Int[Tensor, " m"] | None = None) -> Float[Tensor, "b m q k"]:
         """Attention patterns of the given query-key groups (all by default), computed explicitly."""
         q, k = self.queries_keys(x)
         geometry = self._geometry()

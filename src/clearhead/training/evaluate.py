@@ -97,7 +97,12 @@ def measure_fidelity(lorsa: Lorsa, source: Any, batch_blocks: int = 8) -> tuple[
 
 @torch.no_grad()
 def measure_downstream(
-    lorsa: Lorsa, model: Model, layer: int, tokens: Int[Tensor, "b t"], mean_y: Float[Tensor, " d"], batch_blocks: int = 8
+    lorsa: Lorsa,
+    model: Model,
+    layer: int,
+    tokens: Int[Tensor, "b t"],
+    mean_y: Float[Tensor, " d"],
+    batch_blocks: int = 8,
 ) -> Metrics:
     """Next-token loss (nats) with the layer clean, replaced, zeroed and set to its mean; KL(clean || replaced)."""
     attn_in, attn_out = f"attn_in.{layer}", f"attn_out.{layer}"
@@ -154,7 +159,13 @@ def _recovered(ablated: float, replaced: float, clean: float) -> float | None:
 
 
 def evaluate(
-    lorsa: Lorsa, model: Model, layer: int, blocks: TokenBlocks, *, downstream_tokens: int = 20_000, batch_blocks: int = 8
+    lorsa: Lorsa,
+    model: Model,
+    layer: int,
+    blocks: TokenBlocks,
+    *,
+    downstream_tokens: int = 20_000,
+    batch_blocks: int = 8,
 ) -> Metrics:
     """Fidelity over all of `blocks` and downstream loss over the first `downstream_tokens` of them."""
     was_training = lorsa.training

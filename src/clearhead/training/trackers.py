@@ -41,4 +41,6 @@ def open_tracker(name: str, run: str, config: dict[str, Any], main_process: bool
             return _Tensorboard(writer(str(Path("runs") / run / "tensorboard")))
         return _Session(importlib.import_module(name), run, config)
     except ModuleNotFoundError as error:
-        raise ClearheadError(f"--tracker {name} needs a package that is not installed; type: pip install {name}") from error
+        raise ClearheadError(
+            f"--tracker {name} needs a package that is not installed; type: pip install {name}"
+        ) from error

@@ -116,7 +116,9 @@ def refuse_other_run(path: Path, config: TrainLorsa) -> None:
     if not list_checkpoints(path):
         return
     if not config.resume:
-        raise ClearheadError(f"{path} already holds a run; choose another --out, or leave out --no-resume to continue it")
+        raise ClearheadError(
+            f"{path} already holds a run; choose another --out, or leave out --no-resume to continue it"
+        )
     changed = differences(from_file(path), config, ignore=IMMATERIAL)
     if changed:
         raise ClearheadError(

@@ -1,0 +1,107 @@
+"""Starting weights: what they copy, what they find in data, and what they refuse."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from clearhead.dictionaries.init import METHODS, draw_sample, independent_components, initialise, lorsa_config
+from clearhead.dictionaries.lorsa import Lorsa
+from clearhead.errors import ClearheadError, UnknownNameError
+from clearhead.model.access import Model
+from clearhead.model.geometry import attention_geometry
+from clearhead.model.weights import attention_weights
+from clearhead.training.lorsa import measure_scales
+
+from tests.model.tiny_configs import build
+
+TINY = Path(__file__).parent.parent / "assets" / "tiny-gpt2-2L"
+
+
+def start(model: Model, method: str, *, heads: int, groups: int, k: int = 8, seed: int = 0):
+    generator = torch.Generator().manual_seed(1)
+    tokens = torch.randint(5, model.d_vocab - 1, (24, 32), generator=generator)
+    sample = draw_sample(model, 1, tokens)
+    scales = measure_scales(sample)
+    shape = lorsa_config(attention_geometry(model, 1), model.d_model, heads=heads, groups=groups, k=k)
+    lorsa = Lorsa(shape)
+    initialise(lorsa, method, attention_weights(model, 1), sample, scales.input, scales.output, seed)
+    return lorsa, sample, scales
+
+
+def fvu(lorsa, sample, scales) -> float:
+    y = sample.y[:, 1:]
+    guess = lorsa(sample.x * scales.input).y[:, 1:] / scales.output
+    return float((y - guess).square().sum() / (y - y.mean((0, 1))).square().sum())
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("family", ["llama", "gpt2", "qwen2", "qwen3", "gpt_oss"])
+@pytest.mark.parametrize("method", ["data", "original"])
+def test_patterns_start_as_the_original_ones(family, method):
+    model = Model(build(family), self_test=False)
+    lorsa, sample, scales = start(model, method, heads=4 * 3 * 8, groups=12)
+    generator = torch.Generator().manual_seed(1)
+    tokens = torch.randint(5, model.d_vocab - 1, (24, 32), generator=generator)
+    pattern = model.run(tokens, read=["pattern.1"])["pattern.1"]
+    own = lorsa.patterns(sample.x * scales.input)
+    torch.testing.assert_close(own, pattern.repeat_interleave(3, 1), atol=2e-4, rtol=1e-3)
+
+
+@torch.no_grad()
+def test_reference_start_leaves_out_query_and_key_biases_and_ours_does_not():
+    model = Model(build("qwen2"), self_test=False)
+    weights = attention_weights(model, 1).per_head()
+    with torch.no_grad():
+        weights.b_Q.normal_()
+    theirs, _, _ = start(model, "reference", heads=32, groups=4)
+    ours, _, _ = start(model, "data", heads=32, groups=4)
+    assert float(theirs.b_Q.abs().max()) == 0
+    torch.testing.assert_close(ours.b_Q, weights.b_Q)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("method", METHODS)
+def test_decoder_rows_have_norm_one(method):
+    model = Model.load(str(TINY), self_test=False)
+    lorsa, _, _ = start(model, method, heads=256, groups=4)
+    torch.testing.assert_close(lorsa.W_O.norm(dim=-1), torch.ones(256))
+
+
+@torch.no_grad()
+def test_the_model_helps_and_its_data_helps_more():
+    model = Model.load(str(TINY), self_test=False)
+    score = {m: fvu(*start(model, m, heads=512, groups=8, k=16)) for m in METHODS}
+    assert score["data"] < score["original"] < score["random"]
+    assert score["data"] < score["reference"]
+
+
+@torch.no_grad()
+def test_the_same_seed_gives_the_same_weights():
+    model = Model.load(str(TINY), self_test=False)
+    first, second, other = (start(model, "data", heads=256, groups=4, seed=s)[0].state_dict() for s in (3, 3, 4))
+    assert all(torch.equal(first[name], second[name]) for name in first)
+    assert not torch.equal(first["W_V"], other["W_V"])
+
+
+def test_independent_components_are_found():
+    """Sparse positive sources, mixed by a known matrix, are recovered up to order."""
+    generator = torch.Generator().manual_seed(0)
+    sources = torch.rand(20_000, 6, generator=generator) * (torch.rand(20_000, 6, generator=generator) < 0.1)
+    mixing = torch.randn(6, 6, generator=generator)
+    filters, directions = independent_components(sources @ mixing, generator)
+    true = torch.nn.functional.normalize(mixing, dim=-1)
+    assert float((true @ directions.T).amax(1).min()) > 0.98
+    rows = (sources - sources.mean(0)) @ mixing
+    torch.testing.assert_close(rows @ filters.T @ directions, rows, atol=1e-4, rtol=1e-4)
+
+
+def test_fewer_groups_than_heads_are_refused():
+    model = Model.load(str(TINY), self_test=False)
+    with pytest.raises(ClearheadError, match="Raise --groups"):
+        start(model, "data", heads=64, groups=2)
+
+
+def test_unknown_methods_are_named():
+    model = Model.load(str(TINY), self_test=False)
+    with pytest.raises(UnknownNameError, match="did you mean 'original'"):
+        start(model, "originl", heads=64, groups=4)

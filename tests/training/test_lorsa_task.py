@@ -1,0 +1,156 @@
+"""The training objective: its loss by hand, planted heads recovered, thresholds, schedules, dead heads."""
+
+import dataclasses
+
+import pytest
+import torch
+from accelerate import Accelerator
+from clearhead.data.harvest import Activations
+from clearhead.dictionaries.lorsa import Lorsa, LorsaConfig
+from clearhead.errors import ClearheadError
+from clearhead.training.dead import DeadHeads, aux_loss
+from clearhead.training.lorsa import LorsaTask, Scales, measure_scales
+from clearhead.training.optim import Schedule, adam, set_lr
+
+D, T = 16, 12
+SCHEDULE = Schedule(steps=1, peak_lr=1e-3, warmup=0, decay=0, k=4, k_start=4, k_anneal=0)
+
+
+def small(activation="topk", k=4, heads=24) -> Lorsa:
+    torch.manual_seed(0)
+    lorsa = Lorsa(LorsaConfig(d_model=D, n_heads=heads, n_groups=4, d_qk=8, k=k, activation=activation, scale=0.35))
+    for parameter in lorsa.parameters():
+        torch.nn.init.normal_(parameter, std=0.5)
+    lorsa.b_V.data.zero_()
+    lorsa.normalise_decoder()
+    return lorsa
+
+
+def batch(blocks=3, seed=1) -> Activations:
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(blocks, T, D, generator=generator)
+    return Activations(torch.zeros(blocks, T, dtype=torch.int64), x, torch.randn(blocks, T, D, generator=generator))
+
+
+def test_scales_bring_mean_norms_to_the_root_of_the_width():
+    data = batch()
+    scales = measure_scales(data)
+    assert float((data.x * scales.input)[:, 1:].norm(dim=-1).mean()) == pytest.approx(D**0.5, rel=1e-5)
+    assert float((data.y * scales.output)[:, 1:].norm(dim=-1).mean()) == pytest.approx(D**0.5, rel=1e-5)
+    with pytest.raises(ClearheadError, match="zero everywhere"):
+        measure_scales(data._replace(y=torch.zeros_like(data.y)))
+
+
+def test_loss_is_the_mean_squared_error_of_scaled_targets_without_position_0():
+    lorsa, data = small(), batch()
+    task = LorsaTask(lorsa, Scales(2.0, 0.5), aux_k=0, dead_after_tokens=100)
+    loss, metrics = task.loss(lorsa, data, SCHEDULE, 0)
+    error = (0.5 * data.y - lorsa(2.0 * data.x).y)[:, 1:]
+    assert float(loss.detach()) == pytest.approx(float(error.detach().square().sum(-1).mean()), rel=1e-6)
+    target = 0.5 * data.y[:, 1:].reshape(-1, D)
+    fvu = error.detach().square().sum() / (target - target.mean(0)).square().sum()
+    assert float(metrics["fvu"]) == pytest.approx(float(fvu), rel=1e-5)
+    assert float(metrics["l0"]) <= 4
+
+
+def test_auxiliary_loss_by_hand_and_its_gradient_reaches_only_the_dead():
+    generator = torch.Generator().manual_seed(0)
+    residual = torch.randn(5, D, generator=generator)
+    pre = torch.randn(5, 10, generator=generator, requires_grad=True)
+    W_O = torch.randn(10, D, generator=generator, requires_grad=True)
+    dead = torch.tensor([1, 4, 7])
+    loss = aux_loss(residual, pre, W_O, dead, 2)
+    want = 0.0
+    for i in range(5):
+        kept = sorted(dead.tolist(), key=lambda n, i=i: float(pre[i, n].detach()), reverse=True)[:2]
+        guess = sum(max(0.0, float(pre[i, n].detach())) * W_O[n].detach() for n in kept)
+        want += float((residual[i] - guess).square().sum()) / 5
+    assert float(loss.detach()) == pytest.approx(want, rel=1e-5)
+    loss.backward()
+    alive = [n for n in range(10) if n not in dead]
+    assert float(W_O.grad[alive].abs().max()) == float(pre.grad[:, alive].abs().max()) == 0
+    assert float(W_O.grad[dead].abs().max()) > 0
+    assert float(aux_loss(residual, pre, W_O, dead[:0], 2)) == 0
+
+
+def test_silent_heads_are_counted_in_tokens():
+    dead = DeadHeads(4, after_tokens=25)
+    dead.update(torch.tensor([True, True, False, False]), 20)
+    dead.update(torch.tensor([True, False, True, False]), 20)
+    assert dead.silent_for.tolist() == [0, 20, 0, 40]
+    assert dead.heads.tolist() == [3]
+
+
+def test_batchtopk_learns_the_threshold_that_encode_uses():
+    lorsa = small("batchtopk").train()
+    task = LorsaTask(lorsa, Scales(1.0, 1.0), aux_k=0, dead_after_tokens=100)
+    for seed in range(60):
+        task.loss(lorsa, batch(seed=seed), SCHEDULE, 0)
+    lorsa.eval()
+    codes = lorsa.encode(batch(blocks=40, seed=99).x)
+    assert float((codes.values != 0).sum(-1).float().mean()) == pytest.approx(4, rel=0.25)
+
+
+@pytest.mark.parametrize("activation", ["jumprelu", "relu"])
+def test_the_sparsity_term_lowers_l0(activation):
+    counts = {}
+    for weight in (0.0, 5.0):
+        lorsa = small(activation).train()
+        task = LorsaTask(lorsa, Scales(1.0, 1.0), aux_k=0, dead_after_tokens=10_000, l0_weight=weight)
+        optimizer = adam(task.groups(), 0.05, (0.9, 0.999))
+        for seed in range(100):
+            loss, _ = task.loss(lorsa, batch(seed=seed), SCHEDULE, 0)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+        counts[weight] = float((lorsa.encode(batch(seed=99).x).values != 0).sum(-1).float().mean())
+    assert counts[5.0] < 0.7 * counts[0.0]
+
+
+def test_planted_heads_are_recovered():
+    """Heads that write orthogonal directions and fire sparsely are found again from the layer's outputs alone."""
+    torch.manual_seed(2)
+    planted = Lorsa(LorsaConfig(d_model=D, n_heads=8, n_groups=1, d_qk=8, k=2, scale=0.35))
+    with torch.no_grad():
+        planted.W_Q.normal_(std=0.6)
+        planted.W_K.normal_(std=0.6)
+        planted.W_V.copy_(torch.linalg.qr(torch.randn(D, D))[0][:8] * 2)
+        planted.W_O.copy_(torch.linalg.qr(torch.randn(D, D))[0][:8])
+    lorsa = Lorsa(dataclasses.replace(planted.config, n_heads=12))
+    with torch.no_grad():
+        lorsa.W_Q.copy_(planted.W_Q + 0.1 * torch.randn_like(planted.W_Q))
+        lorsa.W_K.copy_(planted.W_K + 0.1 * torch.randn_like(planted.W_K))
+        lorsa.W_V.normal_(std=0.3)
+        lorsa.W_O.normal_()
+        lorsa.normalise_decoder()
+    accelerator = Accelerator(cpu=True)
+    task = LorsaTask(lorsa, Scales(1.0, 1.0), aux_k=4, dead_after_tokens=2_000)
+    steps = 1500
+    schedule = Schedule(steps=steps, peak_lr=0.01, warmup=20, decay=500, k=2, k_start=6, k_anneal=500)
+    optimizer = adam(task.groups(), schedule.peak_lr, (0.9, 0.999))
+    for step in range(steps):
+        x = torch.randn(16, T, D)
+        with torch.no_grad():
+            y = planted(x).y
+        set_lr(optimizer, schedule.peak_lr * schedule.lr_factor(step))
+        data = Activations(torch.zeros(16, T, dtype=torch.int64), x, y)
+        loss, metrics = task.loss(lorsa, data, schedule, step)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        task.finish_step(accelerator)
+    cosines = (planted.W_O @ lorsa.W_O.T).amax(1)
+    assert float(cosines.min()) > 0.95, cosines
+    assert float(metrics["fvu"]) < 0.05
+
+
+def test_schedules():
+    schedule = Schedule(steps=100, peak_lr=1.0, warmup=10, decay=20, k=8, k_start=32, k_anneal=50)
+    assert schedule.lr_factor(0) == pytest.approx(0.1)
+    assert schedule.lr_factor(9) == schedule.lr_factor(79) == 1.0
+    assert schedule.lr_factor(90) == pytest.approx(0.5)
+    assert schedule.lr_factor(99) == pytest.approx(0.05)
+    assert [schedule.active(step) for step in (0, 25, 50, 99)] == [32, 20, 8, 8]
+    flat = Schedule(steps=10, peak_lr=1.0, warmup=0, decay=0, k=8, k_start=32, k_anneal=0)
+    assert {flat.lr_factor(step) for step in range(10)} == {1.0}
+    assert {flat.active(step) for step in range(10)} == {8}
