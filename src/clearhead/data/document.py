@@ -22,12 +22,14 @@ def stable_hash(key: str) -> int:
 
 def take_turns(streams: Iterable[Iterator[Document]]) -> Iterator[Document]:
     """One document from each stream in turn until all are exhausted, so that any beginning of the result is varied."""
-    active = list(streams)
-    while active:
+    active = streams
+    while True:
         remaining = []
         for stream in active:
             document = next(stream, None)
             if document is not None:
                 remaining.append(stream)
                 yield document
+        if not remaining:
+            return
         active = remaining

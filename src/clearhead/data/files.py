@@ -27,6 +27,8 @@ PLAIN = (".txt", ".md", ".rst")
 ROWS = (".jsonl", ".json", ".parquet")
 PASSAGE_BYTES = 16_384
 FIELD = "text"
+LINES = (b"\n", b" ")
+PARAGRAPHS = (b"\n\n", b"\r\n\r\n", *LINES)
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 
@@ -79,10 +81,11 @@ def _part(path: Path, split: Split) -> Iterator[Document]:
         bounds = (0, first_held_out) if split == "train" else (first_held_out, n_rows)
         return _rows(path, path.name, *bounds)
     size = path.stat().st_size
+    near = size - max(1, size // HELD_OUT_ONE_IN)
+    before = max(0, near - PASSAGE_BYTES)
     with path.open("rb") as file:
-        near = size - size // HELD_OUT_ONE_IN
-        file.seek(near)
-        boundary = near + _last_break(file.read(PASSAGE_BYTES))
+        file.seek(before)
+        boundary = before + _last_break(file.read(near - before), gaps=LINES)
     return _passages(path, path.name, *((0, boundary) if split == "train" else (boundary, size)))
 
 
@@ -105,9 +108,9 @@ def _passages(path: Path, name: str, start: int, stop: int) -> Iterator[Document
         start += len(data)
 
 
-def _last_break(data: bytes) -> int:
-    """Where to cut: after the last blank line, else line, else space; else before the last character that is begun."""
-    for gap in (b"\n\n", b"\r\n\r\n", b"\n", b" "):
+def _last_break(data: bytes, gaps: tuple[bytes, ...] = PARAGRAPHS) -> int:
+    """Where to cut: after the last of the gaps, the first kind found; else before the last character that is begun."""
+    for gap in gaps:
         at = data.rfind(gap)
         if at > 0:
             return at + len(gap)

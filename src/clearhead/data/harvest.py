@@ -17,6 +17,7 @@ from torch import Tensor
 from clearhead.data.text import TokenBlocks
 from clearhead.errors import ClearheadError, NonFiniteError
 from clearhead.model.access import Model
+from clearhead.model.sites import parse
 
 
 class Activations(NamedTuple):
@@ -31,7 +32,7 @@ class LiveActivations:
     """Serves activations of numbered blocks by running the model; batches larger than `micro_batch` run in parts.
 
     x and y come in float32 where the model computes in a 16-bit format, else in the model's own, and on its device.
-    Raises `UnknownNameError` for a layer or site that does not exist.
+    Raises `ClearheadError` for a layer or a site that does not exist.
     """
 
     def __init__(
@@ -48,8 +49,9 @@ class LiveActivations:
             raise ClearheadError(f"micro_batch: expected at least 1 block, got {micro_batch}")
         self.model = model
         self.blocks = blocks
-        self.layer = layer % model.n_layers if -model.n_layers <= layer < 0 else layer
-        self.sites = (f"{in_site}.{self.layer}", f"{out_site}.{self.layer}")
+        sites = [parse(f"{name}.{layer}", model.n_layers) for name in (in_site, out_site)]
+        self.layer = layer % model.n_layers
+        self.sites = (str(sites[0]), str(sites[1]))
         self.context: int = blocks.context
         self.d: int = model.d_model
         self.micro_batch = micro_batch

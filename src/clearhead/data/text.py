@@ -42,7 +42,7 @@ __all__ = ["Document", "TokenBlocks", "documents", "token_blocks"]
 
 FORMAT = 1  # raise when packing changes, so that cached blocks of an older version are not taken
 SEPARATORS = ("<|endoftext|>", "<|end_of_text|>")
-BATCH_CHARACTERS = 500_000  # tokenised at once: long enough to keep the tokenizer busy, short enough to stop in time
+BATCH_CHARACTERS = 100_000  # tokenised at once: enough to keep the tokenizer busy, little to read past the end
 HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+(:[\w.-]+)?")
 
 

@@ -1,0 +1,250 @@
+import os
+import resource
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from clearhead.data import store as store_module
+from clearhead.data.harvest import LiveActivations
+from clearhead.data.store import ActivationStore, write_store
+from clearhead.errors import ClearheadError, CorruptFileError, NonFiniteError, UnknownNameError
+from clearhead.runs import RunDirectory, read_json
+
+# 16 tokens x 2 x 128 numbers of 4 bytes and 8-byte ids: three blocks of 16,512 bytes to a shard
+SHARD = 50_000
+
+
+@pytest.fixture
+def source(model, make_blocks):
+    return LiveActivations(model, make_blocks(10), 1)
+
+
+@pytest.fixture
+def written(source, tmp_path):
+    return write_store(tmp_path / "store", source, shard_bytes=SHARD)
+
+
+def _equal(a, b) -> bool:
+    return all(torch.equal(x, y) for x, y in zip(a, b, strict=True))
+
+
+def test_a_store_serves_what_the_model_computes(source, written):
+    assert _equal(written.batch([7, 0, 9, 7]), source.batch([7, 0, 9, 7]))
+    assert (len(written), written.context, written.d) == (10, 16, 128)
+    assert [shard["blocks"] for shard in written.index["shards"]] == [3, 3, 3, 1]
+    reopened = ActivationStore(written.path)
+    assert _equal(reopened.batch(torch.arange(10)), source.batch(range(10)))
+
+
+@pytest.mark.parametrize(("dtype", "bits"), [("float16", 11), ("bfloat16", 8)])
+def test_short_formats_round_and_are_read_as_float32(source, tmp_path, dtype, bits):
+    stored = write_store(tmp_path / "short", source, dtype=dtype).batch([3])
+    exact = source.batch([3])
+    assert stored.x.dtype == torch.float32
+    assert torch.equal(stored.tokens, exact.tokens)
+    torch.testing.assert_close(stored.x, exact.x, rtol=2.0**-bits, atol=1e-6)
+    assert not torch.equal(stored.x, exact.x)
+
+
+def test_the_index_says_what_was_harvested(written):
+    index = read_json(written.path / "index.json")
+    assert (index["model"], index["layer"], index["text"]) == ("clearhead-tiny", 1, "made")
+    assert index["sites"] == ["attn_in.1", "attn_out.1"]
+
+
+def test_a_finished_store_is_not_computed_again(source, written, monkeypatch):
+    monkeypatch.setattr(LiveActivations, "batch", lambda *_: pytest.fail("computed again"))
+    write_store(written.path, source, shard_bytes=SHARD)
+
+
+def test_an_interrupted_harvest_continues(source, written, tmp_path, monkeypatch):
+    batch, calls = LiveActivations.batch, []
+
+    def interrupt(self, chosen):
+        calls.append(chosen)
+        if len(calls) == 3:
+            raise KeyboardInterrupt
+        return batch(self, chosen)
+
+    monkeypatch.setattr(LiveActivations, "batch", interrupt)
+    other = tmp_path / "other"
+    with pytest.raises(KeyboardInterrupt):
+        write_store(other, source, shard_bytes=SHARD)
+    with pytest.raises(ClearheadError, match="interrupted after 6 of 10 blocks"):
+        ActivationStore(other)
+    calls[:] = [None] * 3
+    write_store(other, source, shard_bytes=SHARD)
+    assert [int(chosen[0]) for chosen in calls[3:]] == [6, 9]
+    assert _files(other) == _files(written.path)
+
+
+def _files(path: Path) -> dict[str, bytes]:
+    return {file.name: file.read_bytes() for file in path.iterdir() if file.name != ".lock"}
+
+
+KILLED = """
+import sys, time, torch
+from clearhead.data.harvest import LiveActivations
+from clearhead.data.store import write_store
+from clearhead.data.text import TokenBlocks
+from clearhead.model.access import Model
+model = Model.load("clearhead-tiny", self_test=False)
+tokens = torch.randint(1, 1024, (10, 16), generator=torch.Generator().manual_seed(0))
+zeros = torch.zeros(10, dtype=torch.int64)
+blocks = TokenBlocks(tokens, zeros, zeros[:1], ["made"], "made", "train", 0, "hash of seed 0, 10")
+class Slow(LiveActivations):
+    def batch(self, chosen):
+        time.sleep(0.5)
+        return super().batch(chosen)
+write_store(sys.argv[1], Slow(model, blocks, 1), shard_bytes=50_000)
+"""
+
+
+def test_a_killed_harvest_continues_and_equals_an_uninterrupted_one(source, written, tmp_path):
+    path = tmp_path / "killed"
+    process = subprocess.Popen([sys.executable, "-c", KILLED, str(path)], stderr=subprocess.DEVNULL)
+    deadline = time.monotonic() + 300
+    while not (path / "index.json").exists():
+        assert process.poll() is None and time.monotonic() < deadline
+        time.sleep(0.02)
+    process.send_signal(signal.SIGKILL)
+    assert process.wait() == -signal.SIGKILL
+    (path / ".shard-00001.safetensors.999.part").write_bytes(b"half a shard")
+    n_whole = len(read_json(path / "index.json")["shards"])
+    assert 1 <= n_whole < 4
+    store = write_store(path, source, shard_bytes=SHARD)
+    assert _files(path) == _files(written.path)
+    assert _equal(store.batch(range(10)), source.batch(range(10)))
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"layer": 0}, "layer 1, not 0"),
+        ({"seed": 5}, "text_sha256 'hash of seed 0, 10', not 'hash of seed 5, 10'"),
+        ({"n": 9}, "blocks 10, not 9"),
+        ({"model": "another"}, "model 'clearhead-tiny', not 'another'"),
+        ({"dtype": "float16"}, "dtype 'float32', not 'float16'"),
+    ],
+)
+def test_another_harvest_does_not_write_into_a_store(model, make_blocks, written, monkeypatch, change, words):
+    monkeypatch.setattr(model, "name", change.get("model", model.name))
+    blocks = make_blocks(change.get("n", 10), seed=change.get("seed", 0))
+    source = LiveActivations(model, blocks, change.get("layer", 1))
+    before = _files(written.path)
+    with pytest.raises(ClearheadError, match=words):
+        write_store(written.path, source, shard_bytes=SHARD, dtype=change.get("dtype", "float32"))
+    assert _files(written.path) == before
+
+
+def test_check_compares_model_layer_and_text(written):
+    written.check(model="clearhead-tiny", layer=1)
+    written.check(model="clearhead-tiny", layer=1, text_sha256="hash of seed 0, 10")
+    with pytest.raises(ClearheadError, match="model 'clearhead-tiny', not 'smollm2'; layer 1, not 12"):
+        written.check(model="smollm2", layer=12)
+    with pytest.raises(ClearheadError, match="text_sha256 .* not 'other'"):
+        written.check(model="clearhead-tiny", layer=1, text_sha256="other")
+
+
+def test_two_processes_do_not_write_one_store(source, tmp_path):
+    with RunDirectory(tmp_path / "store"), pytest.raises(ClearheadError, match="another process is writing"):
+        write_store(tmp_path / "store", source)
+
+
+def test_a_truncated_shard_is_named_on_opening(written):
+    shard = written.path / "shard-00002.safetensors"
+    shard.write_bytes(shard.read_bytes()[:-1])
+    with pytest.raises(CorruptFileError, match=r"shard-00002.safetensors has 49,\d+ bytes.*Delete .*harvest again"):
+        ActivationStore(written.path)
+
+
+def test_a_missing_shard_is_named_on_opening(written):
+    (written.path / "shard-00000.safetensors").unlink()
+    with pytest.raises(CorruptFileError, match=r"shard-00000.safetensors is missing"):
+        ActivationStore(written.path)
+
+
+@pytest.mark.parametrize("place", [3, -1])
+def test_an_altered_shard_is_named_on_first_touch(source, written, place):
+    shard = written.path / "shard-00001.safetensors"
+    content = bytearray(shard.read_bytes())
+    content[place] ^= 1
+    shard.write_bytes(content)
+    store = ActivationStore(written.path)
+    assert _equal(store.batch([0, 2, 9]), source.batch([0, 2, 9]))
+    with pytest.raises(CorruptFileError, match=r"shard-00001.safetensors is not what was written"):
+        store.batch([0, 4])
+
+
+@pytest.mark.parametrize("content", ["{", '{"schema": 99, "shards": []}', "[]"])
+def test_a_damaged_index_is_corrupt(source, written, content):
+    (written.path / "index.json").write_text(content)
+    for use in (lambda: ActivationStore(written.path), lambda: write_store(written.path, source)):
+        with pytest.raises(CorruptFileError, match=r"index.json"):
+            use()
+
+
+def test_a_directory_without_a_store_is_named(tmp_path):
+    with pytest.raises(ClearheadError, match="is no activation store.*clearhead harvest"):
+        ActivationStore(tmp_path)
+
+
+@pytest.fixture
+def largest_file():
+    """Limit the size of files this process may write, as a full quota would."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+
+    def limit(size: int | None) -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before if size is None else (size, before[1]))
+
+    yield limit
+    limit(None)
+
+
+def test_a_full_disk_keeps_what_is_written(source, tmp_path, monkeypatch, largest_file):
+    written_shards = []
+    write = store_module._write_shard
+
+    def run_out(path, number, parts):
+        if number == 2:
+            largest_file(20_000)
+        written_shards.append(number)
+        return write(path, number, parts)
+
+    monkeypatch.setattr(store_module, "_write_shard", run_out)
+    path = tmp_path / "store"
+    with pytest.raises(ClearheadError, match="no room for .*shard-00002.*The 2 shards before it are whole"):
+        write_store(path, source, shard_bytes=SHARD)
+    largest_file(None)
+    assert sorted(file for file in os.listdir(path) if file != ".lock") == [
+        "index.json",
+        "shard-00000.safetensors",
+        "shard-00001.safetensors",
+    ]
+    monkeypatch.setattr(store_module, "_write_shard", write)
+    store = write_store(path, source, shard_bytes=SHARD)
+    assert _equal(store.batch(range(10)), source.batch(range(10)))
+
+
+def test_float16_refuses_what_it_cannot_hold(source, tmp_path, monkeypatch):
+    batch = LiveActivations.batch
+
+    def grow(self, chosen):
+        result = batch(self, chosen)
+        result.y[0, 3, 2] = 70_000.0
+        return result
+
+    monkeypatch.setattr(LiveActivations, "batch", grow)
+    with pytest.raises(NonFiniteError, match="attn_out.1 is inf in block 0 .*position 3.*float16 cannot hold it"):
+        write_store(tmp_path / "half", source, dtype="float16")
+    write_store(tmp_path / "brain", source, dtype="bfloat16")
+
+
+def test_unknown_formats_are_refused(source, tmp_path):
+    with pytest.raises(UnknownNameError, match="did you mean 'float16'"):
+        write_store(tmp_path / "store", source, dtype="floa16")
