@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
+
 from clearhead.dictionaries.init import METHODS, draw_sample, independent_components, initialise, lorsa_config
 from clearhead.dictionaries.lorsa import Lorsa
 from clearhead.errors import ClearheadError, UnknownNameError
@@ -11,7 +12,6 @@ from clearhead.model.access import Model
 from clearhead.model.geometry import attention_geometry
 from clearhead.model.weights import attention_weights
 from clearhead.training.lorsa import measure_scales
-
 from tests.model.tiny_configs import build
 
 TINY = Path(__file__).parent.parent / "assets" / "tiny-gpt2-2L"

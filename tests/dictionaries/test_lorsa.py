@@ -6,6 +6,7 @@ import math
 
 import pytest
 import torch
+
 from clearhead.dictionaries.init import from_attention
 from clearhead.dictionaries.lorsa import ACTIVATIONS, Lorsa, LorsaConfig
 from clearhead.errors import ClearheadError, CorruptFileError, UnknownNameError
@@ -13,7 +14,6 @@ from clearhead.model.access import Model
 from clearhead.model.geometry import attention_geometry
 from clearhead.model.rope import RopeSpec
 from clearhead.model.weights import attention_weights
-
 from tests.model.tiny_configs import build
 
 D, N, G, C, T = 12, 8, 2, 6, 7

@@ -5,11 +5,14 @@ from pathlib import Path
 
 import pytest
 import torch
+
 from clearhead.config import TrainLorsa
 from clearhead.model.access import Model
 
 TINY = Path(__file__).parent.parent / "assets" / "tiny-gpt2-2L"
-WORDS = "the quiet river ran past an old mill where nobody had ground corn since the war and the owls lived".split()
+WORDS = (
+    "the quiet river ran past an old mill where nobody had ground corn since the war and the owls lived".split()  # noqa: SIM905
+)
 
 
 @pytest.fixture(scope="session")

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
+
 from clearhead.data.harvest import Activations
 from clearhead.errors import ClearheadError, CorruptFileError, NonFiniteError
 from clearhead.runs import RunDirectory, read_json

@@ -5,6 +5,7 @@ import dataclasses
 import pytest
 import torch
 from accelerate import Accelerator
+
 from clearhead.data.harvest import Activations
 from clearhead.dictionaries.lorsa import Lorsa, LorsaConfig
 from clearhead.errors import ClearheadError

@@ -149,7 +149,7 @@ def initialise(
 
 
 def _random(
-    lorsa: Lorsa, w: AttentionWeights, sample: Sample, scales: tuple[float, float], generator: Generator
+    lorsa: Lorsa, _: AttentionWeights, sample: Sample, scales: tuple[float, float], generator: Generator
 ) -> None:
     """Gaussian weights of unit gain, unit decoder rows, the mean output as decoder bias."""
     d = lorsa.config.d_model

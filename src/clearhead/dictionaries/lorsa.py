@@ -212,7 +212,7 @@ class Lorsa(nn.Module):
         return Codes(values.view(*x.shape[:2], -1), heads.view(*x.shape[:2], -1))
 
     def decode(self, codes: Codes) -> Float[Tensor, "b t d"]:
-        """y = sum over the active heads of value times w_o, plus b_D."""
+        """Y = sum over the active heads of value times w_o, plus b_D."""
         shape = codes.values.shape[:-1]
         y = decode(codes.values.flatten(0, -2), codes.heads.flatten(0, -2), self.W_O)
         return (y + self.b_D).view(*shape, -1)

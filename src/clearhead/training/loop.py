@@ -35,7 +35,9 @@ class Source(Protocol):
     context: int
 
     def __len__(self) -> int: ...
-    def batch(self, block_indices: Any) -> Activations: ...
+    def batch(self, block_indices: Any) -> Activations:
+        """Activations of these blocks, in this order."""
+        ...
 
 
 class Task(Protocol):
@@ -43,19 +45,35 @@ class Task(Protocol):
 
     module: nn.Module
 
-    def groups(self) -> list[tuple[list[nn.Parameter], float]]: ...
+    def groups(self) -> list[tuple[list[nn.Parameter], float]]:
+        """Parameters with the factor on their learning rate."""
+        ...
+
     def loss(
         self, forward: Callable[..., Any], batch: Activations, schedule: Schedule, step: int
-    ) -> tuple[Tensor, dict[str, Tensor]]: ...
-    def finish_step(self, accelerator: Accelerator) -> None: ...
-    def state(self) -> dict[str, Tensor]: ...
-    def load_state(self, tensors: dict[str, Tensor]) -> None: ...
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """The loss of one batch, and numbers to log."""
+        ...
+
+    def finish_step(self, accelerator: Accelerator) -> None:
+        """Whatever follows the optimiser's step."""
+        ...
+
+    def state(self) -> dict[str, Tensor]:
+        """What a resumed run needs besides weights and moments."""
+        ...
+
+    def load_state(self, tensors: dict[str, Tensor]) -> None:
+        """Restore what `state` returned."""
+        ...
 
 
 class Tracker(Protocol):
     """Where metrics go besides metrics.jsonl."""
 
-    def log(self, metrics: dict[str, float], step: int) -> None: ...
+    def log(self, metrics: dict[str, float], step: int) -> None:
+        """Record the metrics of one step."""
+        ...
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -155,7 +173,7 @@ def _stop_on_signal() -> Iterator[Callable[[], bool]]:
     """Turn Ctrl-C and SIGTERM into a question asked between steps, so no step is torn; a second Ctrl-C is immediate."""
     hit = False
 
-    def note(number: int, frame: FrameType | None) -> None:
+    def note(_number: int, _frame: FrameType | None) -> None:
         nonlocal hit
         if hit:
             raise KeyboardInterrupt
