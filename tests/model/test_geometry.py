@@ -7,7 +7,6 @@ import torch
 
 from clearhead.errors import ClearheadError
 from clearhead.model import Model, geometry
-from clearhead.model.bundled import smollm2
 from clearhead.model.geometry import attention_geometry, form_queries_keys, verify_scores
 from clearhead.model.weights import attention_weights
 from tests.model import tiny_configs
@@ -124,8 +123,7 @@ def test_positions_may_be_given_per_row():
     assert close(q, run["q.0"], 1e-6) and close(k, run["k.0"], 1e-6)
 
 
-def test_smollm2_scores():
-    model = Model.load(str(smollm2()), self_test=False)
-    described = model.geometry(12)
+def test_smollm2_scores(smollm2):
+    described = smollm2.geometry(12)
     assert (described.n_heads, described.n_kv_heads, described.d_head) == (9, 3, 64)
-    assert verify_scores(model, 12, n_tokens=64) < 1e-5
+    assert verify_scores(smollm2, 12, n_tokens=64) < 1e-5

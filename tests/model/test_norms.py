@@ -6,7 +6,6 @@ from torch import nn
 
 from clearhead.errors import ClearheadError
 from clearhead.model import Model
-from clearhead.model.bundled import smollm2
 from clearhead.model.norms import final_norm, fold, logit_softcap, read_head_norm, read_norm, unembedding
 from tests.model import tiny_configs
 from tests.model.test_weights import TOKENS, close
@@ -97,8 +96,7 @@ def test_norm_per_head_counts_its_heads():
         read_head_norm(hf_like, 2, 4, after_rope=False)
 
 
-def test_smollm2_logits():
-    model = Model.load(str(smollm2()), self_test=False)
-    W_U, b_U = unembedding(model)
-    run = model.run(TOKENS, read=["resid_post.29", "logits"])
-    assert close(final_norm(model).normalise(run["resid_post.29"]) @ W_U + b_U, run.logits, 1e-5)
+def test_smollm2_logits(smollm2):
+    W_U, b_U = unembedding(smollm2)
+    run = smollm2.run(TOKENS, read=["resid_post.29", "logits"])
+    assert close(final_norm(smollm2).normalise(run["resid_post.29"]) @ W_U + b_U, run.logits, 1e-5)

@@ -8,7 +8,6 @@ from torch import nn
 
 from clearhead.errors import ClearheadError
 from clearhead.model import Model
-from clearhead.model.bundled import smollm2
 from clearhead.model.families import find_family
 from clearhead.model.weights import (
     attention_module,
@@ -161,7 +160,7 @@ def test_refusals_say_why(monkeypatch):
         "deepseek_v3": "low-rank latents",
         "qwen3_next": "gated by the input",
         "olmo_clipped": "clipped to ±8",
-        "bitnet": "between the heads and the output projection",
+        "bitnet": "holds attn_sub_norm",
         "gemma4_shared": "borrowed from another layer",
     }
     extra = {
@@ -206,9 +205,8 @@ def test_an_adapted_or_unknown_module_is_refused():
         attention_weights(Model(hf, self_test=False), 0)
 
 
-def test_smollm2_identities():
-    model = Model.load(str(smollm2()), self_test=False)
-    check_projections(model, 12, 3e-6)
-    norm, weights = attention_norm(model, 12), fold_attention_norm(model, 12)
-    run = model.run(TOKENS, read=["resid_pre.12", "q_pre.12"])
+def test_smollm2_identities(smollm2):
+    check_projections(smollm2, 12, 3e-6)
+    norm, weights = attention_norm(smollm2, 12), fold_attention_norm(smollm2, 12)
+    run = smollm2.run(TOKENS, read=["resid_pre.12", "q_pre.12"])
     assert close(weights.project(norm.normalise(run["resid_pre.12"])).q, run["q_pre.12"], 1e-5)

@@ -96,7 +96,7 @@ def form_queries_keys(
     weights: AttentionWeights,
     q_pre: Float[Tensor, "*b h t dh"],
     k_pre: Float[Tensor, "*b g t dh"],
-    positions: Int[Tensor, "*b t"] | None = None,
+    positions: Int[Tensor, "*#b t"] | None = None,
 ) -> tuple[Float[Tensor, "*b h t dh"], Float[Tensor, "*b g t dh"]]:
     """Queries and keys as the attention function receives them, from the outputs of their projections.
 
@@ -168,7 +168,7 @@ def verify_scores(model: "Model", layer: int, *, n_tokens: int = 12) -> float:
     return worst
 
 
-_SCALE_QUERIES = ("opt", "xglm")
+_SCALE_QUERIES = ("opt",)
 _IGNORE_SOFTCAP = ("gemma3", "gemma3_text")  # the modules hold a soft-cap that their forward does not pass on
 _SCALE_ATTRIBUTE = {"bloom": "inv_norm_factor", "falcon": "inv_norm_factor", "mpt": "softmax_scale"}
 

@@ -11,7 +11,7 @@ module's output; they are left as they are.
 """
 
 from dataclasses import dataclass, replace
-from typing import Literal, Protocol
+from typing import Literal, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float
@@ -24,6 +24,7 @@ from clearhead.model.families import find_family, find_module
 Kind = Literal["rms", "layer"]
 
 
+@runtime_checkable
 class HoldsModel(Protocol):
     """A clearhead `Model`, or anything else with the transformers model at `.hf`."""
 

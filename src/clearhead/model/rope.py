@@ -77,7 +77,7 @@ class RopeSpec:
 
 
 def rotate(
-    x: Float[Tensor, "*b t dh"], cos: Float[Tensor, "*b t half"], sin: Float[Tensor, "*b t half"], spec: RopeSpec
+    x: Float[Tensor, "*b t dh"], cos: Float[Tensor, "*#b #t half"], sin: Float[Tensor, "*#b #t half"], spec: RopeSpec
 ) -> Float[Tensor, "*b t dh"]:
     """Turns the first `spec.rotary_dim` components of `x` by the tables of `spec.tables`.
 
@@ -124,7 +124,7 @@ class _Rotation(torch.autograd.Function):
         return _Rotation.apply(gradients[0], cos, -sin, ctx.interleaved), None, None, None
 
     @staticmethod
-    def jvp(ctx, *tangents: Tensor):
+    def jvp(ctx, *tangents: Tensor | None):
         cos, sin = ctx.saved_tensors
         return _Rotation.apply(tangents[0], cos, sin, ctx.interleaved)
 
@@ -158,7 +158,7 @@ def relative(spec: RopeSpec, offset: int, d_head: int) -> Float[Tensor, "dh dh"]
     cos, sin = angles.cos() * spec.scaling**2, angles.sin() * spec.scaling**2
     # row r of rotate(I) is R e_r, that is column r of R
     identity = torch.eye(d_head, dtype=torch.float64, device=angles.device)
-    return rotate(identity, cos, sin, spec).T
+    return rotate(identity, cos[None], sin[None], spec).T
 
 
 def rope_spec(hf: PreTrainedModel, rotary: nn.Module | None, attention: nn.Module, layer: int) -> RopeSpec | None:

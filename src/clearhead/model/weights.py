@@ -24,14 +24,6 @@ from clearhead.model.families import Family, config_layers, find_family, find_mo
 from clearhead.model.norms import HeadNorm, HoldsModel, Norm, fold, read_head_norm, read_norm
 
 _NORM_AFTER_ROPE = ("hunyuan_v1_dense", "hunyuan_v1_moe", "nanochat")
-_REFUSED = {
-    "bitnet": "a norm stands between the heads and the output projection",
-    "diffllama": "pairs of patterns are subtracted",
-    "doge": "values also decide the mask",
-    "falcon_h1": "keys are multiplied by a constant after projection",
-    "llama4_text": "queries are scaled by position",
-    "minimax": "most layers are linear attention of another form",
-}
 
 
 class QKV(NamedTuple):
@@ -164,8 +156,6 @@ def read_projections(hf: PreTrainedModel, family: Family, layer: int) -> Project
         _refuse(where, "queries, keys and values pass through low-rank latents with norms inside")
     if family.layout == "gated":
         _refuse(where, "its output is gated by the input, so z is not what the heads' patterns mix")
-    if hf.config.model_type in _REFUSED:
-        _refuse(where, _REFUSED[hf.config.model_type])
     _refuse_clipping(hf, where)
     names = (family.query,) if family.key is None or family.value is None else (family.query, family.key, family.value)
     weights: dict[str, Tensor] = {}
