@@ -399,8 +399,9 @@ def byte_fallback_tokenizer() -> PreTrainedTokenizerFast:
 def test_token_strings_show_bytes_and_spaces():
     model = Model(build("llama"), byte_fallback_tokenizer())
     assert model.token_strings(torch.arange(5)) == ["<s>", " the", "\\xf0", "A", "cat"]
-    with pytest.raises(ClearheadError, match="token id 77 is not in the tokenizer's vocabulary"):
-        model.token_strings([77])
+    assert model.token_strings([77]) == ["[unused 77]"]
+    with pytest.raises(ClearheadError, match=f"token id {VOCABULARY} is outside the vocabulary of 0 to"):
+        model.token_strings([VOCABULARY])
     with pytest.raises(ClearheadError, match="without a tokenizer"):
         tiny_model("llama").token_strings([1])
     with pytest.raises(ClearheadError, match="without a tokenizer"):

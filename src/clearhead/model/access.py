@@ -32,7 +32,7 @@ from clearhead.model.places import Places
 from clearhead.model.run import Edit, Finished, Path, Recorder, Run, recording
 from clearhead.model.self_test import check_model
 from clearhead.model.sites import FUNCTION_SITES, SOFTMAX_SITES, Site, expand
-from clearhead.model.tokens import pad_texts, token_strings, tokenize_texts
+from clearhead.model.tokens import pad_texts, tokenize_texts, vocabulary_strings
 
 
 class Model:
@@ -156,8 +156,19 @@ class Model:
         return tokens.to(self.device), mask.to(self.device)
 
     def token_strings(self, ids: Iterable[int] | Int[Tensor, " t"]) -> list[str]:
-        r"""Each token decoded alone, its leading space kept; bytes that are not valid UTF-8 are shown as `\xNN`."""
-        return token_strings(self._tokenizer(), ids)
+        r"""Each token decoded alone, its leading space kept; bytes that are not valid UTF-8 are shown as `\xNN`.
+
+        Raises `ClearheadError` without a tokenizer, and for ids outside the model's vocabulary.
+        """
+        numbers = [int(number) for number in ids]
+        for number in numbers:
+            if not 0 <= number < self.d_vocab:
+                raise ClearheadError(f"token id {number} is outside the vocabulary of 0 to {self.d_vocab - 1}")
+        return [self._vocabulary_strings[number] for number in numbers]
+
+    @cached_property
+    def _vocabulary_strings(self) -> list[str]:
+        return vocabulary_strings(self._tokenizer(), self.d_vocab)
 
     def run(
         self,

@@ -58,9 +58,10 @@ def attend(
     return recorder.visit(Site("z", layer), z), second
 
 
-for _path, _mask in (("sdpa", sdpa_mask), ("eager", eager_mask)):
-    AttentionInterface.register(NAMES[_path], attend)
-    AttentionMaskInterface.register(NAMES[_path], _mask)
+AttentionInterface.register(NAMES["sdpa"], attend)
+AttentionMaskInterface.register(NAMES["sdpa"], sdpa_mask)
+AttentionInterface.register(NAMES["eager"], attend)
+AttentionMaskInterface.register(NAMES["eager"], eager_mask)
 
 
 def attention_function(module: nn.Module, path: Path) -> Any:
@@ -90,8 +91,7 @@ class SoftmaxTap(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: dict | None = None) -> Any:
         """Calls `func`; a softmax over the keys of the watched layer goes through the recorder."""
         kwargs = kwargs or {}
-        watched = self.layer is not None and func in _SOFTMAX and current_recorder() is self.recorder
-        if not watched:
+        if self.layer is None or func not in _SOFTMAX or current_recorder() is not self.recorder:
             return func(*args, **kwargs)
         scores = self._show_scores(args[0], self.layer)
         return self._show_pattern(func(scores, *args[1:], **kwargs), self.layer)

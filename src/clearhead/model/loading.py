@@ -7,10 +7,11 @@ the network is switched off (see hub.py), only local files are used.
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Literal, cast, get_args
 
 import torch
 from safetensors import SafetensorError
+from torch import nn
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from clearhead.errors import ClearheadError, CorruptFileError, UnknownNameError
@@ -43,7 +44,7 @@ def load_model(name: str, *, dtype: DType, device: Device, revision: str | None,
     source = str(BUNDLED[name]()) if name in BUNDLED else name
     options = {"revision": revision, "trust_remote_code": False, "local_files_only": offline()}
     try:
-        hf, report = AutoModelForCausalLM.from_pretrained(
+        found = AutoModelForCausalLM.from_pretrained(
             source, dtype=dtype, use_safetensors=True, output_loading_info=True, **options
         )
     except (SafetensorError, json.JSONDecodeError) as error:
@@ -52,6 +53,7 @@ def load_model(name: str, *, dtype: DType, device: Device, revision: str | None,
         raise CorruptFileError(f"the weights of {name!r} do not fit its config: {_first_line(error)}") from error
     except (OSError, ValueError, KeyError) as error:
         raise _explain(name, error) from error
+    hf, report = cast(tuple[PreTrainedModel, dict[str, set[str]]], found)
     if missing := sorted(report["missing_keys"]):  # transformers would draw them at random
         raise CorruptFileError(f"the files of {name!r} lack {len(missing)} of its weights ({missing[0]}, ...)")
     try:
@@ -63,7 +65,8 @@ def load_model(name: str, *, dtype: DType, device: Device, revision: str | None,
         ) from error
     commit = vars(hf.config).get("_commit_hash") or revision  # transformers sets it for repositories of the hub
     note = bundled.NOTE if name == "smollm2" else f"{name} at revision {commit}" if commit else name
-    return Loaded(hf.to(place), loaded_tokenizer, note, commit)
+    cast(nn.Module, hf).to(place)
+    return Loaded(hf, loaded_tokenizer, note, commit)
 
 
 def _choose_device(device: Device) -> torch.device:

@@ -1,12 +1,11 @@
 r"""Text to token ids, and token ids to strings that show every byte.
 
-`token_strings` decodes each token alone. A token may be a piece of a character: its bytes are then shown as `\xNN`,
-never as a replacement character that hides which bytes they were. Leading spaces are kept.
+`vocabulary_strings` decodes each token alone. A token may be a piece of a character: its bytes are then shown as
+`\xNN`, never as a replacement character that hides which bytes they were. Leading spaces are kept.
 """
 
 import json
 import re
-from collections.abc import Iterable
 
 import torch
 from jaxtyping import Int
@@ -52,24 +51,22 @@ def pad_texts(
     return tokens, mask
 
 
-def token_strings(tokenizer: PreTrainedTokenizerBase, ids: Iterable[int] | Int[Tensor, " t"]) -> list[str]:
-    r"""Each token decoded alone; bytes that are not valid UTF-8 on their own are shown as `\xNN`.
+def vocabulary_strings(tokenizer: PreTrainedTokenizerBase, size: int) -> list[str]:
+    r"""Each of `size` token ids decoded alone; bytes that are not valid UTF-8 on their own are shown as `\xNN`.
 
-    Raises `ClearheadError` for an id that the tokenizer does not have.
+    Ids that the tokenizer does not have (embeddings are often padded to a round number) are `[unused N]`.
     """
-    numbers = [int(i) for i in ids]
     if isinstance(tokenizer, PreTrainedTokenizerFast):
         decoder = json.dumps(json.loads(tokenizer.backend_tokenizer.to_str())["decoder"])
     else:
         decoder = ""
-    special = set(tokenizer.all_special_tokens)
-    added = {str(token) for token in tokenizer.added_tokens_decoder.values()}
+    literal = {str(token) for token in tokenizer.added_tokens_decoder.values()} | set(tokenizer.all_special_tokens)
+    pieces = tokenizer.convert_ids_to_tokens(list(range(min(size, len(tokenizer)))))
     strings = []
-    for number in numbers:
-        piece = tokenizer.convert_ids_to_tokens(number)
+    for number, piece in enumerate(pieces):
         if piece is None:
-            raise ClearheadError(f"token id {number} is not in the tokenizer's vocabulary of {len(tokenizer)}")
-        if piece in special or piece in added:
+            strings.append(f"[unused {number}]")
+        elif piece in literal:
             strings.append(piece)
         elif "ByteLevel" in decoder:
             strings.append(_from_byte_level(piece))
@@ -79,11 +76,13 @@ def token_strings(tokenizer: PreTrainedTokenizerBase, ids: Iterable[int] | Int[T
             strings.append(piece.replace(_SPACE, " "))
         else:
             strings.append(str(tokenizer.decode([number])))
-    return strings
+    return strings + [f"[unused {number}]" for number in range(len(strings), size)]
 
 
 def _from_byte_level(piece: str) -> str:
     """The text of a byte-level token, whose characters stand for single bytes."""
+    if any(character not in _BYTES for character in piece):
+        return piece  # added to the vocabulary as text
     return bytes(_BYTES[character] for character in piece).decode("utf-8", errors="backslashreplace")
 
 
