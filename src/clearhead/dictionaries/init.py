@@ -116,6 +116,7 @@ def copy_queries_keys(lorsa: Lorsa, w: AttentionWeights, host: Tensor, input_sca
         lorsa.sink.copy_(w.sinks[host])
 
 
+@torch.no_grad()
 def initialise(
     lorsa: Lorsa,
     method: str,
