@@ -142,6 +142,12 @@ def test_bad_shapes_are_refused():
         attend(q, k, v[..., :5], scale=1.0)
     with pytest.raises(ClearheadError, match="one shape"):
         attend(q, k[:, :, :4], v, scale=1.0)
+    with pytest.raises(ClearheadError, match="at least itself"):
+        attend(q, k, v[..., :6], scale=1.0, window=0)
+    with pytest.raises(ClearheadError, match="one logit per group"):
+        attend(q, k, v[..., :6], scale=1.0, sink=torch.zeros(2))
+    with pytest.raises(ClearheadError, match=r"expected two of \[5, half\]"):
+        attend(q, k, v[..., :6], scale=1.0, rotation=Rotation(torch.ones(4, 2), torch.ones(4, 2), False))
 
 
 @pytest.mark.parametrize("signed", [False, True])
@@ -170,3 +176,24 @@ def test_attend_topk_refuses_k(backend):
     q, k, v = (x.detach() for x in draw((1, 2, 5, 4, 2)))
     with pytest.raises(ClearheadError, match="choose such a k"):
         attend_topk(q, k, v, 5, scale=1.0)
+
+
+def test_consuming_gives_the_same_gradients_once(backend):
+    torch.manual_seed(0)
+    x, weight = torch.randn(2, 30, 20), torch.randn(3 * 24, 20, requires_grad=True)
+    angle = torch.rand(30, 2)
+
+    def loss(consume):
+        q, k, v = (x @ weight.T).split(24, -1)
+        q, k = (part.contiguous().view(2, 30, 3, 8).transpose(1, 2) for part in (q, k))
+        rotation = Rotation(angle.cos(), angle.sin(), False)
+        values, _, z = attend_topk(q, k, v.contiguous(), 5, scale=0.3, rotation=rotation, consume=consume)
+        return values.square().sum() + z.sum()
+
+    kept, consumed = loss(False), loss(True)
+    expected = torch.autograd.grad(kept, weight, retain_graph=True)[0]
+    torch.testing.assert_close(torch.autograd.grad(kept, weight)[0], expected)
+    torch.testing.assert_close(torch.autograd.grad(consumed, weight, retain_graph=True)[0], expected)
+    if backend == "c":
+        with pytest.raises((ClearheadError, RuntimeError), match=r"one backward pass|modified by an inplace"):
+            torch.autograd.grad(consumed, weight)

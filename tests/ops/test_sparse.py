@@ -1,6 +1,7 @@
 import pytest
 import torch
 
+from clearhead.errors import ClearheadError
 from clearhead.ops.sparse import decode, decode_reference, topk_decode
 from clearhead.ops.topk import topk_reference
 
@@ -55,3 +56,12 @@ def test_other_dtypes_run_in_torch(dtype):
     assert y.dtype == dtype
     exact = decode_reference(values, heads, weight)
     torch.testing.assert_close(y.double(), exact, rtol=0.05, atol=0.05)
+
+
+def test_heads_that_do_not_exist_are_refused(backend):
+    values, weight = torch.ones(2, 3), torch.ones(10, 4)
+    for head in (-1, 10):
+        with pytest.raises(ClearheadError, match="rows 0 to 9"):
+            decode(values, torch.full((2, 3), head), weight)
+    with pytest.raises(ClearheadError, match="two of"):
+        decode(values, torch.zeros(2, 2, dtype=torch.long), weight)

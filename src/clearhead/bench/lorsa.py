@@ -43,12 +43,19 @@ def bench_lorsa(config: BenchLorsa) -> dict[str, Any]:
     """
     pythons = {"ours": sys.executable, "dense": sys.executable}
     if config.reference_python is not None:
+        if not config.reference_python.exists():
+            raise ClearheadError(
+                f"there is no interpreter {config.reference_python}; docs/howto/bench.md says how to make an "
+                f"environment with the reference package"
+            )
         pythons["reference"] = str(config.reference_python)
     with tempfile.TemporaryDirectory() as folder:
         problem = Path(folder) / "problem.safetensors"
         _write_problem(config, problem)
-        workers = {name: Worker(name, python, problem, config.threads) for name, python in pythons.items()}
+        workers: dict[str, Worker] = {}
         try:
+            for name, python in pythons.items():
+                workers[name] = Worker(name, python, problem, config.threads)
             agreement = _compare_gradients(workers, Path(folder))
             results = _take_turns(workers, config.repeats)
         finally:

@@ -181,7 +181,7 @@ def main() -> None:
             save_file({key: plain_gradient(key, weights[key].grad, sizes) for key in NAMES}, argument)
             for weight in weights.values():
                 weight.grad = None
-            answer(loss=float(value))
+            answer(loss=value.item())
             del value
         elif command == "step":
             answer(**run_step(loss, weights, update))
@@ -197,7 +197,7 @@ def run_step(loss: Callable[[], Any], weights: Any, update: Callable[[], None]) 
     value = loss()
     value.backward()
     update()
-    return {"loss": float(value), "wall": time.perf_counter() - wall, "cpu": time.process_time() - cpu}
+    return {"loss": value.item(), "wall": time.perf_counter() - wall, "cpu": time.process_time() - cpu}
 
 
 def tiny_problem(sizes: dict[str, int]) -> dict[str, Any]:

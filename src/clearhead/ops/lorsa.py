@@ -40,8 +40,9 @@ def attend(
     Position t of every sequence is a query and a key; padding belongs on the right, where causality hides it.
     Raises `ClearheadError` when n is not a multiple of g or a length disagrees.
     """
-    _check(q, k, v)
+    _check(q, k, v, window, sink, rotation)
     if softcap is None and (run := kernels(q, k, v)) is not None:
+        sink = None if sink is None else sink.float()
         return _Attend.apply(run, q, k, v, sink, scale, window, rotation)  # pyright: ignore[reportReturnType]
     if rotation is not None:
         q, k = rotate(q, rotation), rotate(k, rotation)
@@ -62,16 +63,20 @@ def attend_topk(
     softcap: float | None = None,
     sink: Float[Tensor, " g"] | None = None,
     rotation: Rotation | None = None,
+    consume: bool = False,
 ) -> tuple[Float[Tensor, "r k"], Int64[Tensor, "r k"], Float[Tensor, "b t n"]]:
     """`attend`, then `ops.topk.topk` over all heads of each token (r = b * t): values, heads, and z.
 
     In the C backend the gradients of the values reach attention as K entries per token, and no dz is ever laid out
-    unless z itself is used too. Arguments and errors are those of the two operations.
+    unless z itself is used too. Arguments and errors are those of the two operations. `consume` lets the backward pass
+    write the gradients over q, k and v, which saves a third of a training step's memory: only for tensors that nothing
+    else uses and for graphs that go backward once; a second time raises `ClearheadError`.
     """
-    _check(q, k, v)
+    _check(q, k, v, window, sink, rotation)
     if softcap is None and (run := kernels(q, k, v)) is not None:
         check_active(v.shape[2], n_active)
-        return _AttendTopK.apply(run, q, k, v, sink, scale, window, rotation, n_active, signed)  # pyright: ignore[reportReturnType]
+        sink = None if sink is None else sink.float()
+        return _AttendTopK.apply(run, q, k, v, sink, scale, window, rotation, n_active, signed, consume)  # pyright: ignore[reportReturnType]
     z = attend(q, k, v, scale=scale, window=window, softcap=softcap, sink=sink, rotation=rotation)
     values, heads = topk(z.flatten(0, 1), n_active, signed=signed)
     return values, heads, z
@@ -151,7 +156,7 @@ class _AttendTopK(torch.autograd.Function):
     """`_Attend` and the selection by the C kernels, with the gradient of the kept values passed on as entries."""
 
     @staticmethod
-    def forward(ctx, run, q, k, v, sink, scale, window, rotation, n_active, signed):  # pyright: ignore[reportIncompatibleMethodOverride]
+    def forward(ctx, run, q, k, v, sink, scale, window, rotation, n_active, signed, consume):  # pyright: ignore[reportIncompatibleMethodOverride]
         ctx.run = run
         q, k = (x if x.stride(-1) == 1 else x.contiguous() for x in (q, k))
         v = v.contiguous()
@@ -161,16 +166,26 @@ class _AttendTopK(torch.autograd.Function):
         ctx.save_for_backward(q, k, v, sink, values, heads)
         ctx.mark_non_differentiable(heads)
         ctx.set_materialize_grads(False)
+        ctx.consume, ctx.consumed = consume, False
         return values, heads, z
 
     @staticmethod
     @once_differentiable
     def backward(ctx, dvalues, _, dz):  # pyright: ignore[reportIncompatibleMethodOverride]
+        if ctx.consumed:
+            raise ClearheadError(
+                "this forward pass was made for one backward pass, which wrote the gradients over its queries, keys "
+                "and values; put the module into eval mode (or pass consume=False) to go backward twice"
+            )
         q, k, v, sink, values, heads = ctx.saved_tensors
         entries = None if dvalues is None else (dvalues * (values != 0), heads)
         dz = None if dz is None else dz.contiguous()
-        gradients = ctx.run.attend_backward(dz, q, k, v, entries, sink=sink, **ctx.geometry)
-        return None, *gradients, None, None, None, None, None
+        q, k, v = q.detach(), k.detach(), v.detach()
+        gradients = ctx.run.attend_backward(dz, q, k, v, entries, consume=ctx.consume, sink=sink, **ctx.geometry)
+        if ctx.consume:
+            ctx.consumed = True
+            torch.autograd.graph.increment_version((q, k, v))
+        return None, *gradients, None, None, None, None, None, None
 
 
 def _attend_fused(
@@ -220,11 +235,23 @@ def _mix(weights: Float[Tensor, "b g q k"], v: Float[Tensor, "b k n"]) -> Float[
     return (weights @ values).transpose(1, 2).reshape(b, weights.shape[2], n)
 
 
-def _check(q: Tensor, k: Tensor, v: Tensor) -> None:
-    b, g, t, _ = q.shape
+def _check(q: Tensor, k: Tensor, v: Tensor, window: int | None, sink: Tensor | None, rotation: Rotation | None) -> None:
+    b, g, t, dh = q.shape
     if k.shape != q.shape or v.shape[:2] != (b, t) or v.shape[2] % g:
         raise ClearheadError(
             f"attend got q {tuple(q.shape)}, k {tuple(k.shape)}, v {tuple(v.shape)}; expected q and k "
             f"[batch, groups, positions, width] of one shape, and v [batch, positions, heads] with the same batch and "
             f"positions and a number of heads that the {g} groups divide"
+        )
+    if window is not None and window < 1:
+        raise ClearheadError(f"attend got window {window}; a query sees at least itself: give 1 or more, or None")
+    if sink is not None and sink.shape != (g,):
+        raise ClearheadError(f"attend got a sink of shape {tuple(sink.shape)}; expected one logit per group, [{g}]")
+    if rotation is None:
+        return
+    cos, sin, _ = rotation
+    if cos.shape != sin.shape or cos.ndim != 2 or cos.shape[0] != t or 2 * cos.shape[1] > dh:
+        raise ClearheadError(
+            f"attend got rotation tables {tuple(cos.shape)} and {tuple(sin.shape)}; expected two of [{t}, half] with "
+            f"half at most {dh // 2}: one row per position, one column per rotated plane"
         )

@@ -14,6 +14,7 @@ from jaxtyping import Float, Int64
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from clearhead.errors import ClearheadError
 from clearhead.ops.dispatch import kernels
 from clearhead.ops.topk import topk
 
@@ -21,7 +22,18 @@ from clearhead.ops.topk import topk
 def decode(
     values: Float[Tensor, "r k"], heads: Int64[Tensor, "r k"], W_O: Float[Tensor, "n d"]
 ) -> Float[Tensor, "r d"]:
-    """The weighted sum of K rows of W_O for each token, in W_O's dtype."""
+    """The weighted sum of K rows of W_O for each token, in W_O's dtype.
+
+    Raises `ClearheadError` when values and heads differ in shape or a head does not exist.
+    """
+    if values.shape != heads.shape or values.ndim != 2:
+        raise ClearheadError(
+            f"decode got values {tuple(values.shape)} and heads {tuple(heads.shape)}; expected two of [tokens, k]"
+        )
+    if heads.numel() and heads.device.type == "cpu" and not 0 <= int(heads.min()) <= int(heads.max()) < len(W_O):
+        raise ClearheadError(
+            f"decode got heads from {int(heads.min())} to {int(heads.max())}, but W_O has rows 0 to {len(W_O) - 1}"
+        )
     if (run := kernels(values, W_O)) is not None:
         return _Decode.apply(run, values, heads, W_O)  # pyright: ignore[reportReturnType]
     return F.embedding_bag(heads, W_O, per_sample_weights=values.to(W_O.dtype), mode="sum")

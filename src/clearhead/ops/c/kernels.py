@@ -71,15 +71,20 @@ class Kernels:
         k: Tensor,
         v: Tensor,
         entries: tuple[Tensor, Tensor] | None = None,
+        *,
+        consume: bool = False,
         **geometry,
     ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
         """Gradients of q, k, v and the sink; cheap where the gradient of z is mostly zero.
 
-        That gradient is `dz` plus `entries`: values [b * t, k] at heads [b * t, k], ascending in each row.
+        That gradient is `dz` plus `entries`: values [b * t, k] at heads [b * t, k], ascending in each row. `consume`:
+        write the gradients over v, and over q and k where those are laid out as [b, t, g, dh].
         """
         b, g, t, dh = q.shape
-        dq, dk = (q.new_empty(b, t, g, dh).transpose(1, 2) for _ in range(2))
-        dv = torch.empty_like(v)
+        rows = (t * g * dh, dh, g * dh, 1)
+        # the kernel reads every query, key and value for the last time before it writes that one's gradient
+        dq, dk = (x if consume and x.stride() == rows else x.new_empty(b, t, g, dh).transpose(1, 2) for x in (q, k))
+        dv = v if consume else torch.empty_like(v)
         dsink = None if geometry["sink"] is None else q.new_empty(b, g)
         arguments, _keep = _attention(q, k, v, **geometry)
         values, heads = entries or (None, None)
@@ -110,7 +115,7 @@ def _attention(
     """The argument struct and the tensors it points into, which must outlive the call."""
     b, g, t, dh = q.shape
     half = 0 if rotation is None else rotation.cos.shape[-1]
-    tables = [q.new_empty(0)] * 2 if rotation is None else [rotation.cos.contiguous(), rotation.sin.contiguous()]
+    tables = [q.new_empty(0)] * 2 if rotation is None else [table.float().contiguous() for table in rotation[:2]]
     keep = [q, k, v, *tables] + ([] if sink is None else [sink.contiguous()])
     arguments = _Attention(
         *(b, g, t, dh, v.shape[2] // g, t if window is None else min(window, t), half),
