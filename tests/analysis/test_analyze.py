@@ -146,6 +146,20 @@ def test_output_share_is_measured_on_the_models_own_heads(atlas, activations, lo
     assert measured > 20
 
 
+def test_routing_share_compares_with_the_models_own_patterns(activations, lorsa, model, blocks, tmp_path):
+    found = analyze(lorsa, model, LAYER, blocks, tmp_path / "a", batch_blocks=4, routing_tokens=10**6)
+    x = model.run(blocks.tokens, read=[f"attn_in.{LAYER}"])[f"attn_in.{LAYER}"]
+    theirs = model.run(blocks.tokens, read=[f"pattern.{LAYER}"])[f"pattern.{LAYER}"]
+    overlap = share.pattern_overlap(lorsa.patterns(x), theirs)
+    for head, row in enumerate(found.units("lorsa")):
+        active = activations[:, 1:, head] != 0
+        if active.any():
+            mean = overlap[:, 1:, head // 5][active].mean(0)
+            np.testing.assert_allclose(row["share_routing"], mean / mean.sum(), atol=1e-5)
+        else:
+            assert row["share_routing"] is None
+
+
 def test_layer_metrics_and_provenance(atlas, blocks):
     metrics = atlas.layers()[(LAYER, "lorsa")]
     assert metrics["fvu"] == 0.5

@@ -2,33 +2,35 @@
 
     pass 1   every block once: x and original z from the model, codes from the Lorsa; activity, choice of examples,
              output shares
-    pass 2   the same blocks: windows and z patterns of the examples. What pass 1 read is kept while it fits in
-             `keep_bytes`; for the rest the model runs again, in the same batches, so the numbers are the same
-    routing  a few blocks on the eager path, with the original patterns: routing shares
+    pass 2   the same blocks: windows and z patterns of the examples; on some, the overlap with the original
+             patterns. What pass 1 read is kept while it fits in `keep_bytes`; for the rest the model runs again, in
+             the same batches, so the numbers are the same
 
 and, without data, logit effects and weight shares. Fidelity is not measured here (`training.evaluate`).
 """
 
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import torch
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from clearhead.analysis import shares as share
 from clearhead.analysis.activity import Activity
 from clearhead.analysis.catalogue import head_rows, lorsa_rows
 from clearhead.analysis.contexts import Contexts
-from clearhead.analysis.entries import entries_of
+from clearhead.analysis.entries import Entries, entries_of
 from clearhead.analysis.examples import ExampleCollector
 from clearhead.analysis.logits import logit_effects
 from clearhead.atlas.read import Atlas
 from clearhead.atlas.write import AtlasWriter
 from clearhead.data.text import TokenBlocks
+from clearhead.dictionaries.init import from_attention
 from clearhead.dictionaries.lorsa import Codes, Lorsa
 from clearhead.errors import ClearheadError, NonFiniteError
 from clearhead.model.access import Model
@@ -69,10 +71,8 @@ def analyze(
     _check(lorsa, model, layer, blocks)
     was_training = lorsa.training
     lorsa.eval()
-    reading = _Reading(lorsa, model, layer, blocks, batch_blocks, keep_bytes)
-    units = _Units(reading, top, quantiles, negatives, seed)
-    contexts = units.contexts()
-    routing = _routing(reading, routing_tokens)
+    units = _Units(_Reading(lorsa, model, layer, blocks, batch_blocks, keep_bytes), top, quantiles, negatives, seed)
+    contexts, routing = units.revisit(routing_tokens)
     lorsa.train(was_training)
 
     texts = _TokenTexts(model)
@@ -122,17 +122,16 @@ class _Reading:
         self._kept: dict[int, tuple[Tensor, Codes]] = {}
 
     @torch.no_grad()
-    def compute(self, first: int, also: tuple[str, ...] = ()) -> tuple[Tensor, Codes, list[Tensor]]:
-        """x, codes and other sites of the batch that starts at block `first`."""
-        site = f"attn_in.{self.layer}"
-        names = tuple(f"{name}.{self.layer}" for name in also)
-        run = self.model.run(self.blocks.tokens[first : first + self.step], read=(site, *names))
+    def compute(self, first: int) -> tuple[Tensor, Tensor, Codes]:
+        """(x, original z, codes) of the batch that starts at block `first`."""
+        site, z = f"attn_in.{self.layer}", f"z.{self.layer}"
+        run = self.model.run(self.blocks.tokens[first : first + self.step], read=(site, z))
         x = run[site].to(self.lorsa.W_V.dtype)
         finite = x.isfinite().all(-1)
         if not bool(finite.all()):
             b, t = (int(i[0]) for i in (~finite).nonzero(as_tuple=True))
             raise NonFiniteError(f"{site} is not finite in block {first + b} at position {t}")
-        return x, self.lorsa.encode(x), [run[name] for name in names]
+        return x, run[z], self.lorsa.encode(x)
 
     def starts(self) -> range:
         return range(0, len(self.blocks.tokens), self.step)
@@ -141,7 +140,7 @@ class _Reading:
         """(first block, codes, original z) of every batch."""
         with progress("activity", self.blocks.tokens.numel()) as advance:
             for first in self.starts():
-                x, codes, (z,) = self.compute(first, ("z",))
+                x, z, codes = self.compute(first)
                 size = sum(part.numel() * part.element_size() for part in (x, *codes))
                 if size <= self.room:
                     self.room -= size
@@ -156,7 +155,7 @@ class _Reading:
                 if first in self._kept:
                     x, codes = self._kept.pop(first)
                 else:
-                    x, codes, _ = self.compute(first)
+                    x, _, codes = self.compute(first)
                 yield first, x.to(self.model.device), codes
                 advance(x.shape[0] * x.shape[1])
 
@@ -167,7 +166,7 @@ class _Units:
     def __init__(self, reading: _Reading, top: int, quantiles: int, negatives: int, seed: int):
         lorsa, blocks = reading.lorsa, reading.blocks
         weights = reading.model.weights(reading.layer)
-        self.reading = reading
+        self.reading, self.lorsa = reading, lorsa
         self.activity = Activity(lorsa.n_heads, signed=lorsa.config.activation == "signed-topk")
         self.examples = ExampleCollector(
             lorsa.n_heads,
@@ -187,47 +186,43 @@ class _Units:
             self.output.update(entries, entries.token - first * blocks.context, z.flatten(0, 1))
         self.strongest = self.examples.top.value[:, 0]
 
-    def contexts(self) -> Contexts:
-        """Pass 2."""
-        contexts = Contexts(self.examples.choose(), self.reading.blocks.context)
-        for first, x, codes in self.reading.second_pass():
-            contexts.fill(first, x, entries_of(codes, np.arange(first, first + len(x))), self.reading.lorsa)
-        return contexts
+    def revisit(self, routing_tokens: int) -> tuple[Contexts, share.RoutingShares]:
+        """Pass 2; patterns are compared on whole batches spread evenly through the data."""
+        reading, context = self.reading, self.reading.blocks.context
+        contexts = Contexts(self.examples.choose(), context)
+        original = from_attention(reading.model.weights(reading.layer), reading.model.geometry(reading.layer))
+        original = original.to(reading.lorsa.W_V.dtype)
+        routing = share.RoutingShares(self.lorsa.n_heads, self.lorsa.config.group_size, original.config.n_groups)
+        starts = list(reading.starts())
+        wanted = min(len(starts), max(1, round(routing_tokens / (reading.step * context))))
+        compared = {starts[i * len(starts) // wanted] for i in range(wanted)}
+        for first, x, codes in reading.second_pass():
+            entries = entries_of(codes, np.arange(first, first + len(x)))
+            contexts.fill(first, x, entries, self.lorsa)
+            if first in compared:
+                self._compare_patterns(routing, first, x, entries, original)
+        return contexts, routing
 
-
-@torch.no_grad()
-def _routing(reading: _Reading, tokens: int) -> share.RoutingShares:
-    """Routing shares over whole batches spread evenly through the data."""
-    lorsa, context = reading.lorsa, reading.blocks.context
-    routing = share.RoutingShares(lorsa.n_heads, lorsa.config.group_size, reading.model.n_heads)
-    starts = list(reading.starts())
-    wanted = min(len(starts), max(1, round(tokens / (reading.step * context))))
-    with progress("routing", wanted, "batches") as advance:
-        for first in (starts[i * len(starts) // wanted] for i in range(wanted)):
-            x, codes, (theirs,) = reading.compute(first, ("pattern",))
-            entries = entries_of(codes, np.arange(first, first + len(x)), FIRST)
-            row = entries.token - first * context
-            for block in range(len(x)):
-                here = row // context == block
-                ours = lorsa.patterns(x[block : block + 1])
-                routing.update(
-                    entries.where(here), row[here] - block * context, ours, theirs[block : block + 1].to(ours.dtype)
-                )
-            advance(1)
-    return routing
+    @torch.no_grad()
+    def _compare_patterns(
+        self, routing: share.RoutingShares, first: int, x: Float[Tensor, "b t d"], entries: Entries, original: Lorsa
+    ) -> None:
+        block, position = np.divmod(entries.token, x.shape[1])
+        for b, one in enumerate(x.split(1)):  # a block's patterns at a time
+            here = (block == first + b) & (position >= FIRST)
+            routing.update(entries.where(here), position[here], self.lorsa.patterns(one), original.patterns(one))
 
 
 class _TokenTexts:
-    """From token ids to their texts as a pyarrow array; without a tokenizer the text of token 7 is `<7>`."""
+    """From token ids to their texts as a pyarrow array; an id the tokenizer does not know is shown as `<id>`."""
 
     def __init__(self, model: Model):
-        self._spell: Callable[[list[int]], list[str]] = (
-            model.token_strings if model.tokenizer is not None else lambda ids: [f"<{i}>" for i in ids]
-        )
+        known = 0 if model.tokenizer is None else min(len(model.tokenizer), model.d_vocab)
+        texts = model.token_strings(range(known)) if known else []
+        self._texts = pa.array(texts + [f"<{i}>" for i in range(known, model.d_vocab)], pa.string())
 
-    def __call__(self, ids: np.ndarray) -> pa.Array:
-        known, where = np.unique(ids, return_inverse=True)
-        return pa.array(self._spell(known.tolist()), pa.string()).take(pa.array(where))
+    def __call__(self, ids: Int[np.ndarray, " n"]) -> pa.Array:
+        return self._texts.take(pa.array(ids))
 
 
 def _spanning(shares: Mapping[str, Tensor], seed: int) -> dict[str, float]:

@@ -20,8 +20,8 @@ from clearhead.dictionaries.lorsa import Codes, Lorsa, LorsaConfig
 from clearhead.errors import ClearheadError
 from clearhead.ops.lorsa import visible
 
-SCORES_AT_ONCE = 2**25
-"""Attention scores computed at a time: 128 MiB in float32."""
+SCORES_AT_ONCE = 2**26
+"""Attention scores computed at a time, at most: 256 MiB in float32."""
 
 
 class Triples(NamedTuple):
