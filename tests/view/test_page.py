@@ -153,8 +153,8 @@ def test_search(fresh_list, atlas_path):
     tab = fresh_list.tab
     tab.fill("#search", "ORCHARD")
     rows = Atlas(atlas_path).sql(
-        "select distinct unit_id from (select unit_id, unnest(raised).token as token from units union all "
-        "select unit_id, tokens[position - start + 1] from examples where category = 'top') where token ilike '%orchard%'"
+        "select distinct unit_id from (select unit_id, unnest(raised).token as token from units union all select "
+        "unit_id, tokens[position - start + 1] from examples where category = 'top') where token ilike '%orchard%'"
     )
     assert count(fresh_list) == len(rows) > 0
     tab.fill("#search", "lorsa.12.7")
@@ -230,7 +230,8 @@ def test_summary_charts_lead_to_the_list(desk):
 def test_keyboard(desk):
     tab = desk.tab
     desk.open("lorsa.12.3")
-    tab.locator("body").press("/")
+    tab.evaluate("document.activeElement.blur()")
+    tab.keyboard.press("/")
     assert tab.evaluate("document.activeElement.id") == "search"
     tab.keyboard.press("Escape")
     tab.keyboard.press("j")
@@ -276,8 +277,9 @@ def test_nothing_overflows_sideways(phone, width, height, place):
     phone.tab.evaluate("place => { location.hash = place; }", place)
     phone.tab.wait_for_selector(".summary" if place == "summary" else ".example.active")
     phone.tab.wait_for_selector(".js-plotly-plot .main-svg", state="attached")
-    excess = "selector => { const e = document.querySelector(selector); return e.scrollWidth - e.clientWidth; }"
-    assert [phone.tab.evaluate(excess, selector) for selector in ("html", "#view", "#list")] == [0, 0, 0]
+    # charts follow a new width a moment later
+    fits = "['html', '#view', '#list'].map(s => document.querySelector(s)).every(e => e.scrollWidth <= e.clientWidth)"
+    phone.tab.wait_for_function(fits)
     assert phone.tab.evaluate(PAST_THE_EDGE) == []
     assert phone.troubles == []
     phone.tab.set_viewport_size({"width": 420, "height": 900})

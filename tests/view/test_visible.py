@@ -48,14 +48,10 @@ def test_different_tokens_without_marks_stay_different(token):
         assert visible(token + "x") != visible(token)
 
 
-JSON = st.recursive(
-    st.text() | st.integers() | st.none(), lambda part: st.lists(part) | st.dictionaries(st.text(), part)
-)
-
-
 @settings(max_examples=40)
-@given(JSON)
+@given(st.lists(st.text(max_size=20), max_size=5))
 def test_json_for_html_is_the_same_value_and_opens_no_element(value):
+    value = {"tokens": value, **dict.fromkeys(value, 1)}
     text = json_for_html(value)
     assert json.loads(text) == value
     assert not set("<>&") & set(text)

@@ -55,6 +55,9 @@ EXPLANATIONS: dict[str, str] = {
     "spanning_output": "Share of units spread over several original heads (output shares), with its 95 % interval.",
     "spanning_weights": "The same by the weights formula.",
     "spanning_routing": "The same by the routing formula.",
+    "spanning_output_shuffled": "Control: output shares with the write vectors exchanged between units at random.",
+    "analysed_tokens": "Held-out tokens from which the units' rates, examples and shares were taken.",
+    "analysed_dead_share": "Share of units never active on the tokens analysed.",
     "error_by_position": (
         "Error at each position of the context: √(Σ|y − ŷ|² / Σ|y|²) over the held-out blocks. Position 0 is shown but "
         "left out of the FVU."
@@ -82,8 +85,11 @@ METRIC_NAMES: dict[str, str] = {
     "relative_error_position_0": "Relative error at position 0",
     "spanning_weights": "Spanning by weights",
     "spanning_routing": "Spanning by routing",
+    "spanning_output_shuffled": "Spanning, shuffled control",
     "tokens": "Tokens evaluated",
     "downstream_tokens": "Tokens of the loss",
+    "analysed_tokens": "Tokens analysed",
+    "analysed_dead_share": "Dead among tokens analysed",
     "dead_heads": "Dead, number",
     "over_dense_heads": "Over-dense, number",
 }

@@ -97,7 +97,7 @@ def build_payload(atlas: Atlas, examples_per_category: int | None = None) -> Pay
 def pack(value: Any) -> str:
     """Gzipped JSON in base64; the same value always gives the same text."""
     raw = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode("utf-8")
-    return base64.b64encode(gzip.compress(raw, compresslevel=9, mtime=0)).decode("ascii")
+    return base64.b64encode(gzip.compress(raw, compresslevel=6, mtime=0)).decode("ascii")
 
 
 def unpack(text: str) -> Any:

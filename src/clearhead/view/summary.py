@@ -17,7 +17,7 @@ from clearhead.view.spread import host, spans
 
 _ERROR_AT = re.compile(r"relative_error_by_position_(\d+)")
 _INTERVAL = re.compile(r"(.+)_(low|high)")
-_FRACTIONS = re.compile(r"fvu|explained_variance|ce_recovered.*|relative_error.*|spanning.*|.*_share")
+_FRACTIONS = re.compile(r"fvu|explained_variance|ce_recovered.*|relative_error.*|spanning_(?!.*_heads$).*|.*_share")
 
 
 def summarise(atlas: Atlas) -> list[dict[str, Any]]:

@@ -196,6 +196,8 @@ function stepUnit(step) {
 }
 
 function openUnit(place, move = true) {
+  // at once, for the next key may come before the address has changed
+  chosenPlace = place;
   location.hash = units.id[place];
   if (move) document.body.dataset.panel = "view";
 }
