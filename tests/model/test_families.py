@@ -5,6 +5,7 @@ import torch
 from torch import Tensor
 
 from clearhead.model import Model
+from clearhead.model.families import FAMILIES as TABLE
 from clearhead.model.places import output_weight
 from clearhead.model.sites import LAYER_SITES, SOFTMAX_SITES
 from tests.model.conftest import tiny_model, tiny_tokens
@@ -91,6 +92,25 @@ def test_identities_within_a_run(name):
         assert run[f"head_out.{layer}"].shape == (b, t, h, model.d_model)
         assert run[f"q.{layer}"].shape[:3] == (b, h, t)
         assert run[f"k.{layer}"].shape[:3] == (b, v.shape[1], t)
+
+
+SCALED = {"biogpt", "opt"}  # these two scale queries between projection and attention
+ROTATED = [
+    name for name in FAMILIES if name not in SCALED and TABLE[CONFIGS[name].get("model_type", name)].query_norm is None
+]
+
+
+@pytest.mark.parametrize("name", ROTATED)
+def test_projected_queries_and_keys_have_the_lengths_of_the_rotated_ones(name):
+    """A rotation keeps each head's length, so a wrong cut of a fused projection shows."""
+    model = tiny_model(name)
+    pairs = [("q_pre", "q")] if model.family.layout == "latent" else [("q_pre", "q"), ("k_pre", "k")]
+    run = model.run(tiny_tokens(), read=reads(model, ["q_pre", "q", "k", *(before for before, _ in pairs)]))
+    for layer in model.attention_layers:
+        for before, after in pairs:
+            projected, rotated = run[f"{before}.{layer}"], run[f"{after}.{layer}"]
+            assert projected.shape == rotated.shape
+            torch.testing.assert_close(projected.norm(dim=-1), rotated.norm(dim=-1), rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("name", FAMILIES)
