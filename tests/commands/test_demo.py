@@ -50,7 +50,7 @@ def test_a_second_demo_repeats_nothing_and_shows_the_same(work, capsys):
 def test_the_table_the_page_and_three_commands(work, capsys):
     demo.run(Demo())
     lines = capsys.readouterr().out.splitlines()
-    rows = dict(line.strip().split("  ", 1) for line in lines if line.startswith("  ") and "clearhead" not in line)
+    rows = dict(line.strip().split("  ", 1) for line in lines if line.startswith("  ") and "train lorsa" not in line)
     names = ["FVU", "L0", "dead heads", "CE recovered", "tokens/s", "peak memory", "wall time"]
     assert [name for name in rows] == names
     assert rows["FVU"].strip() == "0.234" or rows["FVU"].strip() == "0.235"
@@ -58,7 +58,7 @@ def test_the_table_the_page_and_three_commands(work, capsys):
     (page,) = [line for line in lines if line.startswith("page: ")]
     assert Path(page.removeprefix("page: ")).is_file()
     after = lines[lines.index("next:") + 1 :]
-    assert len(after) == 3 and all(line.startswith("  clearhead ") for line in after)
+    assert len(after) == 3 and all("train lorsa" in line for line in after)
 
 
 def test_the_commands_it_proposes_parse(work, capsys):

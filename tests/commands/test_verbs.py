@@ -36,7 +36,7 @@ def store(place, text):
 @pytest.fixture(scope="module")
 def run(place, text):
     out = str(place / "run")
-    sizes = ["--heads", "64", "--k", "8", "--batch-tokens", "128", "--tokens", "4096"]
+    sizes = ["--heads", "128", "--k", "8", "--batch-tokens", "128", "--tokens", "4096"]
     assert cli.main(["train", "lorsa", *SMALL, *sizes, "--text", text, "--out", out]) == 0
     return out
 
@@ -81,7 +81,7 @@ def test_evaluate_writes_numbers_with_their_origin(place, evaluated):
 
 def test_analyze_and_view_leave_an_atlas_and_a_page(place, analyzed, capsys):
     atlas = Atlas(place / "run" / "atlas")
-    assert len(atlas.units("lorsa")) == 64
+    assert len(atlas.units("lorsa")) == 128
     metrics = {row["metric"] for row in atlas.sql("select metric from layers")}
     assert {"fvu", "ce_recovered"} <= metrics
     capsys.readouterr()
@@ -102,13 +102,13 @@ def test_dry_runs_of_a_run_say_where_results_go_and_write_nothing(verb, place, a
 def test_dry_run_of_a_training_predicts_size_and_time(place, text, capsys, monkeypatch):
     monkeypatch.chdir(place)
     before = sorted(place.iterdir())
-    command = ["train", "lorsa", *SMALL, "--text", text, "--heads", "64", "--k", "8", "--batch-tokens", "128"]
+    command = ["train", "lorsa", *SMALL, "--text", text, "--heads", "128", "--k", "8", "--batch-tokens", "128"]
     assert cli.main([*command, "--dry-run"]) == 0
     shown = capsys.readouterr().out
-    # width 128, 2 groups of 32: read and write vectors, queries, keys and their biases, b_V, b_D
-    assert f"{2 * 64 * 128 + 2 * 2 * 32 * (128 + 1) + 64 + 128:,}" in shown
+    # width 128, 4 groups of 32: read and write vectors, queries, keys and their biases, b_V, b_D
+    assert f"{2 * 128 * 128 + 2 * 4 * 32 * (128 + 1) + 128 + 128:,}" in shown
     assert "tokens/s, measured on 6 steps" in shown
-    assert "runs/clearhead-tiny-1-h64-k8-data" in shown
+    assert "runs/clearhead-tiny-1-h128-k8-data" in shown
     assert sorted(place.iterdir()) == before
 
 

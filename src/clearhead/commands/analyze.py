@@ -18,6 +18,11 @@ def plan(config: Analyze) -> dict[str, Any]:
 
 def run(config: Analyze) -> None:
     """Analyse, and print where the atlas lies."""
+    say(f"atlas: {write(config)}; next: clearhead view {config.run}")
+
+
+def write(config: Analyze) -> Path:
+    """Analyse the run, write its atlas, and return the atlas' directory."""
     opened = open_run(config)
     evaluation = config.run / "evaluation.json"
     analyze(
@@ -33,7 +38,7 @@ def run(config: Analyze) -> None:
         evaluation=read_json(evaluation) if evaluation.exists() else None,
         batch_blocks=config.batch_blocks,
     )
-    say(f"atlas: {folder_of(config)}; next: clearhead view {config.run}")
+    return folder_of(config)
 
 
 def folder_of(config: Analyze) -> Path:

@@ -4,6 +4,8 @@ What is done is recorded in `demo.json` in the run directory, step by step with 
 when its own configuration or that of a step before it changed.
 """
 
+import shutil
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -40,8 +42,8 @@ def steps(config: Demo) -> list[Step]:
     return [
         Step(train, config.out / "summary.json", train_lorsa),
         Step(Evaluate(**measured), config.out / "evaluation.json", evaluate.measure),
-        Step(Analyze(**measured), config.out / "atlas" / "atlas.json", analyze.run),
-        Step(View(run=config.out), config.out / "page.html", view.run),
+        Step(Analyze(**measured), config.out / "atlas" / "atlas.json", analyze.write),
+        Step(View(run=config.out), config.out / "page.html", view.write),
     ]
 
 
@@ -109,9 +111,11 @@ def _report(config: Demo, record: dict[str, Any]) -> None:
         say("SmolLM2-135M-Instruct dequantised from Q4_1 (not the hub's SmolLM2-135M)")
     say(f"\npage: {(out / 'page.html').resolve()}\n")
     say("next:")
-    say(f"  clearhead train lorsa --from {out}/config.json --tokens 400000 --out runs/longer")
-    say(f"  clearhead train lorsa --layer {summary['layer'] + 1} --dry-run")
-    say("  clearhead train lorsa --help")
+    program = "clearhead" if shutil.which("clearhead") else sys.argv[0]
+    other = summary["layer"] // 2
+    say(f"  {program} train lorsa --from {out}/config.json --tokens 400000 --out runs/longer")
+    say(f"  {program} train lorsa --model {config.model} --layer {other} --context {config.context} --dry-run")
+    say(f"  {program} train lorsa --help")
 
 
 def _share(value: float | None) -> str:

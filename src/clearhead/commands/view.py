@@ -18,7 +18,12 @@ def plan(config: View) -> dict[str, Any]:
 
 def run(config: View) -> None:
     """Write the page, and print its path."""
-    say(f"page: {write_page(atlas_of(config.run), page_of(config))}")
+    say(f"page: {write(config)}")
+
+
+def write(config: View) -> Path:
+    """Write the page and return its path."""
+    return write_page(atlas_of(config.run), page_of(config))
 
 
 def atlas_of(run: Path) -> Path:

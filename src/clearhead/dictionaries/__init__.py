@@ -1,0 +1,1 @@
+"""Modules that imitate a component of the model, their initial weights, and their form on disk."""

@@ -1,0 +1,1 @@
+"""The only training loop, what it trains, and what measures the result."""

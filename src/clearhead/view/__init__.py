@@ -1,0 +1,1 @@
+"""Pages from an atlas: one self-contained HTML file."""
