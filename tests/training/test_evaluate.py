@@ -5,6 +5,7 @@ import dataclasses
 import pytest
 import torch
 import torch.nn.functional as F
+
 from clearhead.data.harvest import LiveActivations
 from clearhead.data.text import token_blocks
 from clearhead.dictionaries.init import from_attention
@@ -49,9 +50,7 @@ def test_fvu_and_companions_equal_brute_force(tiny, blocks):
     assert metrics["over_dense_heads"] == int((rate > 0.1).sum())
     assert metrics["tokens"] == len(y) == len(blocks) * 31
     norm = (whole.y - lorsa(whole.x).y).square().sum((0, 2)) / whole.y.square().sum((0, 2))
-    torch.testing.assert_close(
-        torch.tensor(metrics["relative_error_by_position"]), norm.sqrt(), atol=2e-6, rtol=1e-4
-    )
+    torch.testing.assert_close(torch.tensor(metrics["relative_error_by_position"]), norm.sqrt(), atol=2e-6, rtol=1e-4)
     assert metrics["relative_error_position_0"] == pytest.approx(float(norm[0].sqrt()), rel=1e-4)
 
 

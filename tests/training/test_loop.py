@@ -10,9 +10,9 @@ import time
 from pathlib import Path
 
 import pytest
-import torch
 
 from clearhead.data.harvest import Activations
+from clearhead.dictionaries.dictionary import load_tensors
 from clearhead.errors import ClearheadError, CorruptFileError, NonFiniteError
 from clearhead.runs import RunDirectory, read_json
 from clearhead.training import train as train_module
@@ -90,7 +90,7 @@ def test_half_plus_resumed_half_equals_the_whole_bitwise(short, tmp_path, monkey
     assert [json.loads(line)["step"] for line in (short.out / "metrics.jsonl").read_text().splitlines()] == [12]
 
 
-def test_two_processes_equal_one(short, tmp_path):
+def test_two_processes_equal_one(short, tiny, tmp_path):
     one = dataclasses.replace(short, out=tmp_path / "one", tokens=4 * 64, checkpoint_every=100)
     two = dataclasses.replace(one, out=tmp_path / "two")
     train_lorsa(one)
@@ -98,12 +98,15 @@ def test_two_processes_equal_one(short, tmp_path):
     process = in_subprocess(two, tmp_path, *launcher)
     output, _ = process.communicate(timeout=240)
     assert (tmp_path / "two" / "summary.json").exists(), output
-    from safetensors.torch import load_file
-
-    first, second = (load_file(tmp_path / name / "lorsa" / "model.safetensors") for name in ("one", "two"))
-    for name in first:
-        # sums over two halves round otherwise than one sum, and Adam magnifies rounding where gradients are near zero
-        torch.testing.assert_close(first[name], second[name], atol=2e-4, rtol=1e-3)
+    # Adam turns rounding into steps of full size where a gradient is near zero, so updates are compared as a whole
+    source, _ = train_module.open_source(tiny, one)
+    start = train_module.build_lorsa(tiny, one, source, fresh=True)[0].state_dict()
+    first, second = (load_tensors(list_checkpoints(tmp_path / n)[-1] / "module.safetensors") for n in ("one", "two"))
+    # without a rotation a key bias shifts all scores of a query alike, so its gradient is rounding alone
+    for name in first.keys() - {"b_K"}:
+        update = (first[name] - start[name]).norm()
+        assert float(update) > 0, name
+        assert float((first[name] - second[name]).norm() / update) < 0.02, name
 
 
 def test_a_finished_run_repeats_nothing(short):
