@@ -24,7 +24,7 @@ def smollm2() -> Model:
     return Model.load("smollm2")
 
 
-@pytest.fixture(scope="session", autouse=True)
+@pytest.fixture(scope="module", autouse=True)
 def one_thread() -> Iterator[None]:
     """Bitwise comparisons of two forwards hold for any number of threads, but tests share the machine."""
     before = torch.get_num_threads()

@@ -70,6 +70,17 @@ def test_logits_are_bitwise_those_of_transformers(name, padding):
         assert torch.equal(run.logits[shown], expected)
 
 
+@pytest.mark.parametrize("name", ["llama", "gpt2", "gemma2", "gpt_oss", "deepseek_v3", "qwen3_next"])
+def test_half_precision_is_bitwise_too(name):
+    model, tokens = Model(build(name).to(torch.bfloat16)), tiny_tokens()
+    layer = model.attention_layers[-1]
+    run = model.run(tokens, read=[f"pattern.{layer}", f"z.{layer}", "logits"])
+    with torch.no_grad():
+        assert torch.equal(run.logits, model.hf(tokens).logits)
+    edited = model.run(tokens, edit={f"pattern.{layer}": run[f"pattern.{layer}"].double()})
+    assert torch.equal(edited.logits, run.logits)
+
+
 @pytest.mark.parametrize("name", FAMILIES)
 def test_identities_within_a_run(name):
     model, tokens = tiny_model(name), tiny_tokens()

@@ -22,7 +22,8 @@ d model width, v vocabulary):
 
 Masked scores hold what transformers puts there (the dtype's minimum, not -inf), and where a family subtracts each
 row's maximum before softmax (gpt_oss) so do its scores and sinks: softmax of what is read is always the pattern.
-Hidden positions (padding) hold numbers without meaning. A TransformerLens name is accepted
+Most families compute softmax in float32 whatever the model's dtype, and their pattern is then float32. Hidden positions
+(padding) hold numbers without meaning. A TransformerLens name is accepted
 where it names the same values (`blocks.3.attn.hook_rot_q` is `q.3`); any other raises and says what differs.
 """
 
