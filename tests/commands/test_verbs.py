@@ -148,3 +148,17 @@ def test_a_run_without_an_atlas_says_which_verb_makes_one(tmp_path, capsys):
     (tmp_path / "lorsa").mkdir()
     assert cli.main(["view", str(tmp_path)]) == 2
     assert f"type: clearhead analyze {tmp_path}" in capsys.readouterr().err
+
+
+def test_bench_zpattern_prints_and_keeps_its_numbers(tmp_path, capsys):
+    sizes = ["--blocks", "2", "--context", "16", "--heads", "64", "--groups", "4", "--k", "4", "--repeats", "1"]
+    assert cli.main(["bench", "zpattern", *sizes, "--d-model", "16", "--out", str(tmp_path)]) == 0
+    (report,) = tmp_path.glob("*-zpattern.md")
+    assert "seconds" in capsys.readouterr().out and "| activations | " in report.read_text()
+
+
+def test_plans_of_the_benchmarks(capsys):
+    assert cli.main(["bench", "lorsa", "--dry-run"]) == 0
+    assert "8,388,608" in capsys.readouterr().out
+    assert cli.main(["bench", "zpattern", "--dry-run"]) == 0
+    assert "98,304" in capsys.readouterr().out

@@ -1,9 +1,13 @@
-"""`clearhead bench zpattern`: times the exact split of activations over source tokens."""
+"""`clearhead bench zpattern`: times the exact split of activations over source tokens, and keeps the result."""
 
+import dataclasses
+import datetime
 from typing import Any
 
-from clearhead.bench.zpattern import bench_zpattern
+from clearhead.analysis.patterns import time_z_pattern
+from clearhead.commands.table import say, show
 from clearhead.config import BenchZPattern
+from clearhead.runs import environment, written_aside
 
 
 def plan(config: BenchZPattern) -> dict[str, Any]:
@@ -11,7 +15,7 @@ def plan(config: BenchZPattern) -> dict[str, Any]:
     return {
         "tokens": config.blocks * config.context,
         "heads": config.heads,
-        "activations": config.blocks * config.context * config.k,
+        "activations, at most": config.blocks * config.context * config.k,
         "passes": config.repeats,
         "threads": config.threads,
         "report in": config.out,
@@ -19,5 +23,27 @@ def plan(config: BenchZPattern) -> dict[str, Any]:
 
 
 def run(config: BenchZPattern) -> None:
-    """Time, print and write."""
-    bench_zpattern(config)
+    """Time, print, and write benchmarks/DATE-zpattern.md."""
+    sizes = {field.name: getattr(config, field.name) for field in dataclasses.fields(config) if field.name != "out"}
+    numbers = time_z_pattern(**sizes)
+    show(numbers, f"z patterns of {config.blocks * config.context:,} tokens and {config.heads:,} heads, medians:")
+    env = environment()
+    report = [
+        "# z pattern: the exact split of every activation over its source tokens",
+        "",
+        ", ".join(f"{name} = {value}" for name, value in sizes.items()) + ". Medians of wall time, attention included.",
+        "",
+        "| number | value |",
+        "|---|---|",
+        *(f"| {name} | {value:.4g} |" for name, value in numbers.items()),
+        "",
+        f"Machine: {env['processor']}, {env['cores']} cores; torch {env['versions']['torch']}; commit {env['commit']}; "
+        f"{datetime.datetime.now().astimezone().isoformat(timespec='minutes')}.",
+        "",
+        "Command: `" + " ".join(["clearhead", *env["command"][1:]]) + "`",
+        "",
+    ]
+    path = config.out / f"{datetime.date.today().isoformat()}-zpattern.md"
+    with written_aside(path) as aside:
+        aside.write_text("\n".join(report), encoding="utf-8")
+    say(f"written to {path}")
