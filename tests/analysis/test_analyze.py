@@ -11,7 +11,14 @@ from clearhead.data.text import TokenBlocks
 from clearhead.errors import ClearheadError, NonFiniteError
 
 LAYER, CONTEXT, BLOCKS = 1, 24, 10
-EVALUATION = {"layer": 1, "fvu": 0.5, "ce_recovered": None, "text": "toy", "relative_error_by_position": [0.1, 0.2]}
+EVALUATION = {
+    "layer": 1,
+    "fvu": 0.5,
+    "ce_recovered": None,
+    "text": "toy",
+    "config": {"k": 4},
+    "relative_error_by_position": [0.1, 0.2],
+}
 
 
 @pytest.fixture(scope="module")
@@ -164,7 +171,7 @@ def test_layer_metrics_and_provenance(atlas, blocks):
     metrics = atlas.layers()[(LAYER, "lorsa")]
     assert metrics["fvu"] == 0.5
     assert metrics["relative_error_by_position_1"] == 0.2
-    assert not {"ce_recovered", "text", "layer"} & set(metrics)
+    assert not {"ce_recovered", "text", "layer", "config"} & set(metrics)
     for name in ("output", "weights", "routing", "output_shuffled"):
         found = (metrics[f"spanning_{name}{end}"] for end in ("_low", "", "_high"))
         low, fraction, high = found

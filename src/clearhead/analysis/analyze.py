@@ -242,9 +242,12 @@ def _spanning(shares: Mapping[str, Tensor], seed: int) -> dict[str, float]:
 
 def _numbers(evaluation: Mapping[str, Any]) -> dict[str, Any]:
     """The numbers among the metrics; words and what could not be measured (None) have no row."""
-    return {
-        name: value for name, value in evaluation.items() if isinstance(value, int | float | list) and name != "layer"
-    }
+    numbers: dict[str, Any] = {}
+    for name, value in evaluation.items():
+        parts = value if isinstance(value, list) else [value]
+        if name != "layer" and all(isinstance(part, int | float) for part in parts):
+            numbers[name] = value
+    return numbers
 
 
 def _about(lorsa: Lorsa, model: Model, layer: int, blocks: TokenBlocks, seed: int) -> dict[str, Any]:
