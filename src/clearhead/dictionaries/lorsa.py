@@ -31,8 +31,9 @@ from clearhead.dictionaries.dictionary import (
 )
 from clearhead.errors import ClearheadError, UnknownNameError
 from clearhead.model.rope import RopeSpec, rotate
-from clearhead.ops.lorsa import attend, pattern
-from clearhead.ops.sparse import decode, topk_decode
+from clearhead.ops.lorsa import attend, attend_topk, pattern
+from clearhead.ops.rotation import Rotation
+from clearhead.ops.sparse import decode
 from clearhead.ops.topk import batch_topk, jumprelu, topk
 
 Activation = Literal["topk", "signed-topk", "batchtopk", "jumprelu", "relu"]
@@ -156,12 +157,9 @@ class Lorsa(nn.Module):
 
     def queries_keys(self, x: Float[Tensor, "b t d"]) -> tuple[Float[Tensor, "b g t dh"], Float[Tensor, "b g t dh"]]:
         """Queries and keys as they are scored: normed and rotated."""
-        q = self._project(x, self.W_Q, self.b_Q)
-        k = self._project(x, self.W_K, self.b_K)
-        if self.config.qk_norm:
-            q, k = self._norm(q, self.q_gain), self._norm(k, self.k_gain)
+        q, k = self._unrotated(x)
         if self.rope is not None:
-            cos, sin = self._rotation(x)
+            cos, sin = self._tables_for(x)
             q, k = rotate(q, cos, sin, self.rope), rotate(k, cos, sin, self.rope)
         return q, k
 
@@ -171,8 +169,8 @@ class Lorsa(nn.Module):
 
     def pre_activations(self, x: Float[Tensor, "b t d"]) -> Float[Tensor, "b t n"]:
         """Attention-weighted values of all heads, before any is switched off."""
-        q, k = self.queries_keys(x)
-        return attend(q, k, self.values(x), **self._geometry())
+        q, k = self._unrotated(x)
+        return attend(q, k, self.values(x), rotation=self._rotation(x), **self._geometry())
 
     def patterns(self, x: Float[Tensor, "b t d"], groups: Int[Tensor, " m"] | None = None) -> Float[Tensor, "b m q k"]:
         """Attention patterns of the given query-key groups (all by default), computed explicitly."""
@@ -186,13 +184,24 @@ class Lorsa(nn.Module):
 
     def forward(self, x: Float[Tensor, "b t d"], k: int | None = None) -> LorsaOutput:
         """Predict the attention output; `k` overrides the configured number of active heads (annealing)."""
-        pre = self.pre_activations(x)
-        rows = pre.flatten(0, 1)
         k = k or self.config.k
         if self.config.activation in ROW_SPARSE and self.config.unit_norm:
-            values, heads, y = topk_decode(rows, k, self.W_O, signed=self.config.activation == "signed-topk")
+            signed = self.config.activation == "signed-topk"
+            queries, keys = self._unrotated(x)
+            values, heads, pre = attend_topk(
+                queries,
+                keys,
+                self.values(x),
+                k,
+                signed=signed,
+                rotation=self._rotation(x),
+                consume=self.training,
+                **self._geometry(),
+            )
+            y = decode(values, heads, self.W_O)
         else:
-            values, heads = self._activate(rows, k)
+            pre = self.pre_activations(x)
+            values, heads = self._activate(pre.flatten(0, 1), k)
             if heads.shape[-1] == self.n_heads:
                 y = values @ self.W_O
             else:
@@ -248,7 +257,18 @@ class Lorsa(nn.Module):
             normed = F.layer_norm(vectors, vectors.shape[-1:], eps=self.config.qk_norm_eps)
         return normed * gain[:, None]
 
-    def _rotation(self, x: Tensor) -> tuple[Tensor, Tensor]:
+    def _unrotated(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Queries and keys before the rotation, which `attend` does more cheaply."""
+        q = self._project(x, self.W_Q, self.b_Q)
+        k = self._project(x, self.W_K, self.b_K)
+        if self.config.qk_norm:
+            q, k = self._norm(q, self.q_gain), self._norm(k, self.k_gain)
+        return q, k
+
+    def _rotation(self, x: Tensor) -> Rotation | None:
+        return None if self.rope is None else Rotation(*self._tables_for(x), self.rope.interleaved)
+
+    def _tables_for(self, x: Tensor) -> tuple[Tensor, Tensor]:
         tables, t = self._tables, x.shape[1]
         if tables is None or len(tables[0]) < t or tables[0].device != x.device or tables[0].dtype != x.dtype:
             positions = torch.arange(t, device=x.device)
