@@ -20,6 +20,7 @@ from typing import Any
 from tqdm import tqdm
 
 from clearhead.errors import ClearheadError, CorruptFileError
+from clearhead.hub import NO_ROOM
 
 VERSIONED = ("clearhead", "torch", "transformers", "tokenizers", "safetensors", "accelerate", "numpy")
 
@@ -39,7 +40,7 @@ def written_aside(path: Path) -> Iterator[Path]:
             os.fsync(file.fileno())
         aside.replace(path)
     except OSError as error:
-        if error.errno == 28:
+        if error.errno in NO_ROOM:
             raise ClearheadError(
                 f"no space left on the disk that holds {path.parent}; {path.name} was not written and what was "
                 f"there before is unchanged. Free some space, then repeat the command."

@@ -11,7 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from clearhead.data.harvest import Activations
+from clearhead.data.harvest import Activations, LiveActivations
+from clearhead.data.store import write_store
+from clearhead.data.text import token_blocks
 from clearhead.dictionaries.dictionary import load_tensors
 from clearhead.errors import ClearheadError, CorruptFileError, NonFiniteError
 from clearhead.runs import RunDirectory, read_json
@@ -98,15 +100,22 @@ def test_two_processes_equal_one(short, tiny, tmp_path):
     process = in_subprocess(two, tmp_path, *launcher)
     output, _ = process.communicate(timeout=240)
     assert (tmp_path / "two" / "summary.json").exists(), output
-    # Adam turns rounding into steps of full size where a gradient is near zero, so updates are compared as a whole
-    source, _ = train_module.open_source(tiny, one)
-    start = train_module.build_lorsa(tiny, one, source, fresh=True)[0].state_dict()
-    first, second = (load_tensors(list_checkpoints(tmp_path / n)[-1] / "module.safetensors") for n in ("one", "two"))
-    # without a rotation a key bias shifts all scores of a query alike, so its gradient is rounding alone
-    for name in first.keys() - {"b_K"}:
-        update = (first[name] - start[name]).norm()
+    assert_same_updates(tiny, one, tmp_path / "one", tmp_path / "two")
+
+
+def assert_same_updates(tiny, config, first: Path, second: Path) -> None:
+    """Two runs moved every parameter the same way, up to rounding.
+
+    Adam turns rounding into steps of full size where a gradient is near zero, so updates are compared as a whole.
+    Without a rotation a key bias shifts all scores of a query alike, so its gradient is rounding alone.
+    """
+    source, _ = train_module.open_source(tiny, config)
+    start = train_module.build_lorsa(tiny, config, source, fresh=True)[0].state_dict()
+    one, two = (load_tensors(list_checkpoints(run)[-1] / "module.safetensors") for run in (first, second))
+    for name in one.keys() - {"b_K"}:
+        update = (one[name] - start[name]).norm()
         assert float(update) > 0, name
-        assert float((first[name] - second[name]).norm() / update) < 0.02, name
+        assert float((one[name] - two[name]).norm() / update) < 0.02, name
 
 
 def test_a_finished_run_repeats_nothing(short):
@@ -179,3 +188,18 @@ def test_a_loss_that_is_no_number_stops_the_run(short, monkeypatch):
 def test_batches_larger_than_the_text_are_refused(short):
     with pytest.raises(ClearheadError, match="lower --batch-tokens"):
         train_lorsa(dataclasses.replace(short, tokens=64, batch_tokens=32 * 100_000))
+
+
+def test_a_store_serves_any_number_of_tokens(short, tiny, tmp_path):
+    live = dataclasses.replace(short, out=tmp_path / "live")
+    train_lorsa(live)
+    blocks = token_blocks(tiny, short.text, split="train", n_tokens=short.tokens, context=32)
+    write_store(tmp_path / "store", LiveActivations(tiny, blocks, 1))
+    stored = dataclasses.replace(short, store=tmp_path / "store", out=tmp_path / "stored")
+    train_lorsa(stored)
+    # the same batches, but the model ran on other numbers of blocks at once
+    assert_same_updates(tiny, live, tmp_path / "live", tmp_path / "stored")
+    longer = dataclasses.replace(stored, tokens=3 * short.tokens, out=tmp_path / "longer")
+    assert train_lorsa(longer)["tokens"] == 3 * short.tokens
+    with pytest.raises(ClearheadError, match="layer"):
+        train_lorsa(dataclasses.replace(stored, layer=0, out=tmp_path / "other"))

@@ -129,13 +129,15 @@ def refuse_other_run(path: Path, config: TrainLorsa) -> None:
 
 def open_source(model: Model, config: TrainLorsa) -> tuple[Source, TokenBlocks]:
     """The activations to train on: read from a store, or computed from the text as they are needed."""
+    store = ActivationStore(config.store) if config.store else None
+    # a store is read as a whole, whatever the number of training tokens: fewer are a part of an epoch, more are several
+    n_tokens = len(store) * store.context if store else config.tokens
     blocks = token_blocks(
-        model.tokenizer, config.text, split="train", n_tokens=config.tokens, context=config.context, at_most=True
+        model.tokenizer, config.text, split="train", n_tokens=n_tokens, context=config.context, at_most=True
     )
     layer = int(config.layer or 0)
-    if config.store is None:
+    if store is None:
         return LiveActivations(model, blocks, layer), blocks
-    store = ActivationStore(config.store)
     store.check(model=config.model, layer=layer, text_sha256=blocks.sha256)
     return store, blocks
 
