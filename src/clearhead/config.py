@@ -147,28 +147,28 @@ class TrainLorsa(OfModel):
     activation: Activation = "topk"
     """Which heads stay active at a token."""
     init: Initialisation = "data"
-    """Starting weights: the original heads' in the axes of their outputs (data), theirs as is, noise, the reference."""
+    """Starting weights: components of the original heads' outputs, their weights, noise, or the reference package's."""
     lr: float = 1e-3
     """Peak learning rate of Adam."""
-    qk_lr_factor: float = 1.0
+    qk_lr_factor: float = 0.3
     """Learning rate of queries and keys, as a multiple of --lr."""
-    batch_tokens: int = 512
+    batch_tokens: int = 256
     """Tokens per step, a multiple of the context. At a fixed number of tokens, more steps beat larger ones."""
     warmup_share: float = 0.02
     """Share of the steps over which the learning rate rises from 0."""
     decay_share: float = 0.2
     """Share of the steps, at the end, over which the learning rate falls to 0."""
-    k_anneal_share: float = 0.1
+    k_anneal_share: float = 0.2
     """Share of the steps over which K falls to its final value."""
     k_start_factor: float = 4.0
     """K at the first step, as a multiple of its final value."""
     aux_k: int = 256
     """Dead heads that help to predict what the active ones missed (AuxK); 0 turns it off."""
-    dead_after_tokens: int = 20_000
+    dead_after_tokens: int = 10_000
     """A head that was active nowhere in this many tokens counts as dead for AuxK."""
     l0_weight: float = 0.0
     """Weight of the sparsity term of relu (L1) and jumprelu (L0); the other activations need none."""
-    grad_clip: float = 1.0
+    grad_clip: float = 0.0
     """Largest gradient norm; 0 turns clipping off."""
     bf16: bool = False
     """Compute the Lorsa in bfloat16 with float32 weights; slower than float32 on most CPUs."""
