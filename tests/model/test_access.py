@@ -154,22 +154,23 @@ def test_sliding_window_is_seen_in_the_pattern():
     assert pattern.tril(-3).any()
 
 
-def test_nested_runs_do_not_see_each_other():
-    model, tokens = tiny_model("llama"), tiny_tokens()
-    other = tiny_model("gpt_neo")
-    expected = model.run(tokens, read=["pattern.1", "logits"])
-    inner_expected = model.run(tokens.flip(0), read=["attn_out.1"])["attn_out.1"]
+@pytest.mark.parametrize(("outer", "inner"), [("llama", "gpt_neo"), ("gpt_neo", "llama"), ("gpt_neo", "falcon")])
+def test_nested_runs_do_not_see_each_other(outer, inner):
+    model, other, tokens = tiny_model(outer), tiny_model(inner), tiny_tokens()
+    read = ["pattern.*", "logits"]
+    expected = model.run(tokens, read=read)
+    same_expected = model.run(tokens.flip(0), read=["attn_out.1"])["attn_out.1"]
     other_expected = other.run(tokens, read=["pattern.1"])["pattern.1"]
 
     def run_inside(value: Tensor, _: Run) -> Tensor:
-        assert torch.equal(model.run(tokens.flip(0), read=["attn_out.1"])["attn_out.1"], inner_expected)
+        assert torch.equal(model.run(tokens.flip(0), read=["attn_out.1"])["attn_out.1"], same_expected)
         assert torch.equal(other.run(tokens, read=["pattern.1"])["pattern.1"], other_expected)
         return value
 
-    for site in ("attn_in.0", "scores.0", "z.1"):
-        run = model.run(tokens, read=["pattern.1", "logits"], edit={site: run_inside})
-        assert torch.equal(run["pattern.1"], expected["pattern.1"])
-        assert torch.equal(run.logits, expected.logits)
+    for site in ("attn_in.0", "q_pre.0", "scores.0", "z.1"):
+        run = model.run(tokens, read=read, edit={site: run_inside})
+        for place in run:
+            assert torch.equal(run[place], expected[place]), (site, place)
 
 
 def state_of(hf: nn.Module) -> list:
