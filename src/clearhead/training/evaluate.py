@@ -121,17 +121,17 @@ def measure_downstream(
     count = 0
     with progress("downstream loss", tokens.numel() * (1 + len(variants))) as advance:
         for batch in tokens.split(batch_blocks):
-            clean = F.log_softmax(model.run(batch, read=["logits"])["logits"][:, 1:-1].float(), -1)
-            advance(batch.numel())
-            gold = batch[:, 2:, None].to(clean.device)
+            gold = batch[:, 2:].to(model.device)
             count += gold.numel()
-            sums["clean"] -= float(clean.gather(-1, gold).double().sum())
+            clean = model.run(batch, read=["logits"])["logits"][:, 1:-1]
+            sums["clean"] += _cross_entropy(clean, gold)
+            advance(batch.numel())
             for name, edit in variants.items():
                 run = model.run(batch, read=[attn_in, "logits"], edit={attn_out: _keep_first(edit)})
-                logits = F.log_softmax(run["logits"][:, 1:-1].float(), -1)
-                sums[name] -= float(logits.gather(-1, gold).double().sum())
+                changed = run["logits"][:, 1:-1]
+                sums[name] += _cross_entropy(changed, gold)
                 if name == "replaced":
-                    sums["kl"] += float((clean.exp() * (clean - logits)).double().sum())
+                    sums["kl"] += _divergence(clean, changed)
                 advance(batch.numel())
     ce = {name: value / count for name, value in sums.items()}
     return {
@@ -141,6 +141,21 @@ def measure_downstream(
         "ce_recovered": _recovered(ce["zero"], ce["replaced"], ce["clean"]),
         "ce_recovered_over_mean": _recovered(ce["mean"], ce["replaced"], ce["clean"]),
     }
+
+
+def _cross_entropy(logits: Float[Tensor, "b t v"], gold: Int[Tensor, "b t"]) -> float:
+    """Sum of next-token losses. Block by block, as a copy of all logits in float32 is the largest tensor in sight."""
+    parts = zip(logits, gold, strict=True)
+    return sum(float(F.cross_entropy(row.float(), target, reduction="sum")) for row, target in parts)
+
+
+def _divergence(clean: Float[Tensor, "b t v"], changed: Float[Tensor, "b t v"]) -> float:
+    """Sum over positions of KL(clean || changed)."""
+    total = 0.0
+    for p, q in zip(clean, changed, strict=True):
+        log_p, log_q = F.log_softmax(p.float(), -1), F.log_softmax(q.float(), -1)
+        total += float(F.kl_div(log_q, log_p, reduction="sum", log_target=True))
+    return total
 
 
 def _keep_first(edit: Any) -> Any:
