@@ -7,6 +7,33 @@ import torch
 from clearhead.model import Model
 from tests.model.tiny_configs import VOCABULARY, build
 
+WRITABLE = [
+    "embed",
+    *(
+        f"{site}.0"
+        for site in (
+            "resid_pre",
+            "attn_in",
+            "q_pre",
+            "k_pre",
+            "q",
+            "k",
+            "v",
+            "scores",
+            "pattern",
+            "z",
+            "head_out",
+            "attn_out",
+            "resid_mid",
+            "mlp_in",
+            "mlp_out",
+            "resid_post",
+        )
+    ),
+    "logits",
+]
+"""Sites of a sequential block without sinks, in layer 0 where they have layers."""
+
 
 @cache
 def tiny_model(name: str) -> Model:

@@ -1,44 +1,16 @@
-"""Model.run: what is computed, what is left behind, gradients, and errors."""
+"""Model.run: what is computed, what is left behind, and errors."""
 
-import json
 from collections.abc import Callable
 
 import pytest
 import torch
-from tokenizers import Tokenizer, decoders, models
 from torch import Tensor, nn
-from transformers import GPT2Config, GPT2LMHeadModel, GPT2Model, PreTrainedTokenizerFast
+from transformers import GPT2Config, GPT2LMHeadModel
 
-from clearhead.errors import ClearheadError, CorruptFileError, UnknownNameError
+from clearhead.errors import ClearheadError, UnknownNameError
 from clearhead.model import Model, Run, SelfTestError
-from tests.model.conftest import tiny_model, tiny_tokens
+from tests.model.conftest import WRITABLE, tiny_model, tiny_tokens
 from tests.model.tiny_configs import CONTEXT, VOCABULARY, build
-
-WRITABLE = [
-    "embed",
-    *(
-        f"{site}.0"
-        for site in (
-            "resid_pre",
-            "attn_in",
-            "q_pre",
-            "k_pre",
-            "q",
-            "k",
-            "v",
-            "scores",
-            "pattern",
-            "z",
-            "head_out",
-            "attn_out",
-            "resid_mid",
-            "mlp_in",
-            "mlp_out",
-            "resid_post",
-        )
-    ),
-    "logits",
-]
 
 
 def count_calls(modules: list[nn.Module], act: Callable[[], object]) -> list[int]:
@@ -206,77 +178,6 @@ def test_training_mode_does_not_reach_a_run():
     assert hf.training
 
 
-# gradients
-
-
-def loss_of(run: Run) -> Tensor:
-    weight = torch.linspace(-1, 1, run.logits.numel(), dtype=torch.float64).view_as(run.logits)
-    return (run.logits.double() * weight).sum()
-
-
-@pytest.mark.parametrize("name", ["llama", "gpt2", "gpt_oss", "gemma2", "gpt_neo"])
-def test_reading_every_site_leaves_the_gradients_of_the_weights(name):
-    """No path is counted twice or lost, though derived sites (head_out, q_pre, sink) are put back together."""
-    hf = build(name).double()
-    if name == "gpt_oss":
-        hf.set_experts_implementation("eager")  # the fused one has no float64
-    model, tokens = Model(hf), tiny_tokens()
-    sites = [site for site in WRITABLE if not (name == "gpt_oss" and site == "sink.0")]
-    weight = torch.linspace(-1, 1, 2 * 12 * VOCABULARY, dtype=torch.float64).view(2, 12, VOCABULARY)
-    (model.hf(tokens, use_cache=False).logits * weight).sum().backward()
-    plain = [parameter.grad.clone() for parameter in model.hf.parameters() if parameter.grad is not None]
-    model.hf.zero_grad()
-    loss_of(model.run(tokens, read=[*sites, *(["sink.0"] if name == "gpt_oss" else [])], grad=True)).backward()
-    through = [parameter.grad for parameter in model.hf.parameters() if parameter.grad is not None]
-    assert len(plain) == len(through)
-    for expected, found in zip(plain, through, strict=True):
-        torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-9 * float(expected.abs().max()))
-
-
-@pytest.mark.parametrize(
-    ("name", "site"),
-    [
-        *(("gpt2", site) for site in WRITABLE if site != "logits"),  # these two compute nothing in float32
-        *(
-            ("falcon", site)
-            for site in ("q_pre.0", "k_pre.0", "scores.0", "pattern.0", "z.0", "head_out.0", "mlp_out.0")
-        ),
-    ],
-)
-def test_gradients_of_reads_and_edits_are_finite_differences(name, site):
-    """Frozen weights, float64: d loss / d site by autograd, through a read and through an edit, and by differences."""
-    model = Model(build(name).double())
-    model.hf.requires_grad_(False)
-    tokens = tiny_tokens()[:1, :6]
-    run = model.run(tokens, read=[site, "logits"], grad=True, path="eager")
-    (through_read,) = torch.autograd.grad(loss_of(run), run[site])
-    value = run[site].detach().clone().requires_grad_()
-    edited = model.run(tokens, edit={site: value}, read=["logits"], grad=True, path="eager")
-    (through_edit,) = torch.autograd.grad(loss_of(edited), value)
-    torch.testing.assert_close(through_edit, through_read, rtol=1e-9, atol=1e-12)
-    generator = torch.Generator().manual_seed(0)
-    direction = torch.randn(value.shape, dtype=torch.float64, generator=generator)
-    if site == "scores.0":  # masked entries are at the end of the number line; moving them there means nothing
-        direction = direction * torch.ones(6, 6, dtype=torch.float64).tril()
-    step = 1e-6
-
-    def at(shift: float) -> float:
-        with torch.no_grad():
-            moved = value.detach() + shift * direction
-        return float(loss_of(model.run(tokens, edit={site: moved}, read=["logits"], path="eager")))
-
-    difference = (at(step) - at(-step)) / (2 * step)
-    assert float((through_read * direction).sum()) == pytest.approx(difference, rel=1e-5, abs=1e-7)
-
-
-def test_without_grad_nothing_is_kept():
-    run = tiny_model("llama").run(tiny_tokens(), read=["attn_in.0", "pattern.0", "logits"])
-    assert not any(value.requires_grad for value in run.values())
-
-
-# errors
-
-
 @pytest.mark.parametrize(
     ("tokens", "said"),
     [
@@ -385,86 +286,6 @@ def test_tensor_the_model_overwrites_is_refused():
             model.run(tiny_tokens(), read=["mlp_in.0", "logits"])
     finally:
         handle.remove()
-
-
-# tokens
-
-
-def byte_fallback_tokenizer() -> PreTrainedTokenizerFast:
-    vocabulary = {"<s>": 0, "\u2581the": 1, "<0xF0>": 2, "<0x41>": 3, "cat": 4}
-    tokenizer = Tokenizer(models.BPE(vocabulary, [], byte_fallback=True))
-    tokenizer.decoder = decoders.Sequence([decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse()])
-    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token="<s>")
-
-
-def test_token_strings_show_bytes_and_spaces():
-    model = Model(build("llama"), byte_fallback_tokenizer())
-    assert model.token_strings(torch.arange(5)) == ["<s>", " the", "\\xf0", "A", "cat"]
-    assert model.token_strings([77]) == ["[unused 77]"]
-    with pytest.raises(ClearheadError, match=f"token id {VOCABULARY} is outside the vocabulary of 0 to"):
-        model.token_strings([VOCABULARY])
-    with pytest.raises(ClearheadError, match="without a tokenizer"):
-        tiny_model("llama").token_strings([1])
-    with pytest.raises(ClearheadError, match="without a tokenizer"):
-        tiny_model("llama").tokenize("the")
-
-
-# loading
-
-
-@pytest.fixture
-def folder(tmp_path):
-    build("llama").save_pretrained(tmp_path / "model")
-    return tmp_path / "model"
-
-
-def test_local_folder_loads_without_a_tokenizer(folder):
-    model = Model.load(str(folder), tokenizer=False, dtype="float64")
-    assert model.dtype == torch.float64
-    expected = Model(build("llama").double()).run(tiny_tokens()).logits
-    assert torch.equal(model.run(tiny_tokens()).logits, expected)
-    with pytest.raises(ClearheadError, match="load it with tokenizer=False"):
-        Model.load(str(folder))
-
-
-def test_unknown_models_options_and_devices(monkeypatch, folder, tmp_path):
-    monkeypatch.setenv("CLEARHEAD_OFFLINE", "1")
-    with pytest.raises(UnknownNameError, match="did you mean 'smollm2'.*network is switched off"):
-        Model.load("smolm2")
-    with pytest.raises(ClearheadError, match="does not hold a causal language model"):
-        Model.load(str(tmp_path))
-    with pytest.raises(UnknownNameError, match="did you mean 'float32'"):
-        Model.load(str(folder), dtype="float23")
-    with pytest.raises(ClearheadError, match="device 'cuda:77' cannot be used here"):
-        Model.load(str(folder), device="cuda:77")
-
-
-def test_truncated_weights_are_refused(folder):
-    weights = folder / "model.safetensors"
-    weights.write_bytes(weights.read_bytes()[:-100])
-    with pytest.raises(CorruptFileError, match="cannot be read"):
-        Model.load(str(folder), tokenizer=False)
-    (folder / "config.json").write_text("{")
-    with pytest.raises(ClearheadError, match="does not hold a causal language model"):
-        Model.load(str(folder), tokenizer=False)
-
-
-def test_weights_of_another_shape_are_refused(folder):
-    config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps(config | {"hidden_size": 64}))
-    with pytest.raises(CorruptFileError, match="do not fit its config"):
-        Model.load(str(folder), tokenizer=False)
-
-
-def test_folder_without_all_weights_is_refused(tmp_path):
-    GPT2Model(GPT2Config(n_layer=1, n_embd=32, n_head=4, vocab_size=97)).save_pretrained(tmp_path)
-    config = json.loads((tmp_path / "config.json").read_text())
-    (tmp_path / "config.json").write_text(json.dumps(config | {"n_layer": 2, "architectures": ["GPT2LMHeadModel"]}))
-    with pytest.raises(CorruptFileError, match=r"lack 12 of its weights \(transformer.h.1.attn.c_attn.bias, ...\)"):
-        Model.load(str(tmp_path), tokenizer=False)
-
-
-# a real model
 
 
 def test_smollm2_is_bitwise_transformers_on_both_paths(smollm2):
