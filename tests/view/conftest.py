@@ -1,3 +1,5 @@
+import time
+
 import pytest
 
 from clearhead.view.page import write_page
@@ -52,6 +54,13 @@ class Visit:
         self.tab.evaluate("unit => { location.hash = unit; }", unit)
         self.tab.wait_for_selector(f".unit h1 code:text-is('{unit.partition('.')[2]}')")
         self.tab.wait_for_selector(".example.active, .examples .none")
+
+    def wait(self, expression):
+        """Until a JavaScript expression is true; asked from outside, for the page's policy forbids `eval`."""
+        deadline = time.monotonic() + 60
+        while not self.tab.evaluate(expression):
+            assert time.monotonic() < deadline, f"never true: {expression}"
+            self.tab.wait_for_timeout(30)
 
     def texts(self, selector):
         return self.tab.locator(selector).all_text_contents()

@@ -104,6 +104,9 @@ def write_synthetic_atlas(path: Path, *, heads: int = 600, groups: int = 12, blo
             ("layers", _layers()),
         ):
             atlas.append(name, {column: [row[column] for row in rows] for column in rows[0]})
+        original = [f"head.12.{head}" for head in range(ORIGINAL_HEADS)]
+        places = {"layer": [12] * ORIGINAL_HEADS, "index": list(range(ORIGINAL_HEADS))}
+        atlas.append("units", {"unit_id": original, "kind": ["head"] * ORIGINAL_HEADS, **places})
     return path
 
 

@@ -120,7 +120,9 @@ def test_sorting(fresh_list, atlas_path, column):
     fresh_list.tab.select_option("#sort", column)
     order = "asc" if column == "index" else "desc"
     by = "(select max(e.logit) from (select unnest(raised) as e))" if column == "logit" else column
-    rows = Atlas(atlas_path).sql(f"select index from units order by {by} {order} nulls last, index limit 8")
+    rows = Atlas(atlas_path).sql(
+        f"select index from units where kind = 'lorsa' order by {by} {order} nulls last, index limit 8"
+    )
     assert listed(fresh_list)[:8] == [f"12.{row['index']}" for row in rows]
     fresh_list.tab.click("#direction")
     assert listed(fresh_list)[:8] != [f"12.{row['index']}" for row in rows]
@@ -169,6 +171,17 @@ def test_search(fresh_list, atlas_path):
     tab.fill("#search", "")
 
 
+def test_original_heads_are_a_kind_of_their_own(fresh_list):
+    fresh_list.tab.select_option("#kind", "head")
+    assert listed(fresh_list) == [f"12.{head}" for head in range(9)]
+    assert fresh_list.texts(".found [role=status]") == ["9 Attention heads"]
+    fresh_list.open("head.12.4")
+    assert fresh_list.texts(".unit h1") == ["Attention head 12.4"]
+    assert fresh_list.troubles == []
+    fresh_list.tab.click("#reset")
+    assert fresh_list.texts(".found [role=status]") == [f"{HEADS} Lorsa heads"]
+
+
 def test_only_rows_in_sight_exist(fresh_list):
     assert 8 < fresh_list.tab.locator(".row").count() < 40 < HEADS
     fresh_list.tab.evaluate("document.querySelector('.rows').scrollTop = 1e6")
@@ -179,9 +192,9 @@ def test_deep_link_opens_the_head(browser, page_path):
     opened = Visit(browser, page_path, at="lorsa.12.23")
     opened.tab.wait_for_selector(".example.active")
     assert opened.texts(".unit h1") == ["Lorsa head 12.23"]
-    assert opened.tab.locator(".row.chosen").get_attribute("id") == "row-23"
+    assert opened.texts(".row.chosen .name")[0].startswith("12.23")
     opened.tab.locator(".siblings a").first.click()
-    opened.tab.wait_for_function("document.querySelector('.unit h1').textContent !== 'Lorsa head 12.23'")
+    opened.wait("document.querySelector('.unit h1').textContent !== 'Lorsa head 12.23'")
     opened.tab.go_back()
     opened.tab.wait_for_selector(".unit h1 code:text-is('12.23')")
     assert opened.troubles == []
@@ -235,7 +248,7 @@ def test_keyboard(desk):
     assert tab.evaluate("document.activeElement.id") == "search"
     tab.keyboard.press("Escape")
     tab.keyboard.press("j")
-    tab.wait_for_function("location.hash !== '#lorsa.12.3'")
+    desk.wait("location.hash !== '#lorsa.12.3'")
     tab.keyboard.press("k")
     tab.wait_for_selector(".unit h1 code:text-is('12.3')")
     tab.wait_for_selector(".example.active")
@@ -279,7 +292,7 @@ def test_nothing_overflows_sideways(phone, width, height, place):
     phone.tab.wait_for_selector(".js-plotly-plot .main-svg", state="attached")
     # charts follow a new width a moment later
     fits = "['html', '#view', '#list'].map(s => document.querySelector(s)).every(e => e.scrollWidth <= e.clientWidth)"
-    phone.tab.wait_for_function(fits)
+    phone.wait(fits)
     assert phone.tab.evaluate(PAST_THE_EDGE) == []
     assert phone.troubles == []
     phone.tab.set_viewport_size({"width": 420, "height": 900})
@@ -322,8 +335,7 @@ def test_text_stands_out_in_both_schemes(desk, scheme):
         text = luminance(desk.tab.evaluate(COLOUR, name))
         assert (max(text, panel) + 0.05) / (min(text, panel) + 0.05) >= 4.5, name
     muted = desk.tab.evaluate(COLOUR, "--muted")
-    fill = "colour => getComputedStyle(document.querySelector('.js-plotly-plot text')).fill === colour"
-    desk.tab.wait_for_function(fill, arg=muted)
+    desk.wait(f"getComputedStyle(document.querySelector('.js-plotly-plot text')).fill === '{muted}'")
     desk.tab.emulate_media(color_scheme="light")
 
 

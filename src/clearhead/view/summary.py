@@ -21,13 +21,13 @@ _FRACTIONS = re.compile(r"fvu|explained_variance|ce_recovered.*|relative_error.*
 
 
 def summarise(atlas: Atlas) -> list[dict[str, Any]]:
-    """One entry per layer and kind that has units or metrics: `layer`, `kind`, `metrics`, `charts`."""
+    """One entry per layer and kind that has metrics or a chart: `layer`, `kind`, `metrics`, `charts`."""
     metrics = atlas.layers()
     units: dict[tuple[int, str], list[Row]] = {}
     for unit in atlas.units():
         units.setdefault((unit["layer"], unit["kind"]), []).append(unit)
     places = sorted(set(metrics) | set(units), key=lambda place: (place[1], -1 if place[0] is None else place[0]))
-    return [
+    summaries = [
         {
             "layer": layer,
             "kind": kind,
@@ -36,6 +36,7 @@ def summarise(atlas: Atlas) -> list[dict[str, Any]]:
         }
         for layer, kind in places
     ]
+    return [summary for summary in summaries if summary["metrics"] or summary["charts"]]
 
 
 def chart_templates() -> dict[str, Any]:
@@ -65,7 +66,7 @@ def _named_metrics(metrics: Mapping[str, float]) -> list[dict[str, Any]]:
         entries.append(
             {
                 "metric": name,
-                "label": METRIC_NAMES.get(name, name.replace("_", " ")),
+                "label": METRIC_NAMES.get(name, name.replace("_", " ").capitalize()),
                 "value": _written(name, metrics[name]),
                 "interval": ""
                 if low is None or high is None

@@ -4,12 +4,17 @@ const index = JSON.parse(byId("index").textContent);
 const units = index.units;
 const vocab = index.vocab;
 const placeOf = new Map(units.id.map((id, place) => [id, place]));
-const oneKind = new Set(units.kind).size === 1;
+const kinds = [...new Set(units.kind)].sort((a, b) => ofKind(b) - ofKind(a));
 const noun = units.kind.every((kind) => kind === "lorsa" || kind === "head") ? "head" : "unit";
 const KIND_NAMES = { lorsa: "Lorsa head", head: "Attention head" };
 
 const kindName = (kind) => KIND_NAMES[kind] ?? kind;
-const shortId = (place) => (oneKind ? units.id[place].slice(units.kind[place].length + 1) : units.id[place]);
+/** The id without its kind, where all units of the list or panel are of one. */
+const shortId = (place) => units.id[place].slice(units.kind[place].length + 1);
+
+function ofKind(kind) {
+  return units.kind.filter((other) => other === kind).length;
+}
 
 /** The unpacked contents of a data element, as a Response. */
 function inflate(id) {

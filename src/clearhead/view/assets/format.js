@@ -51,7 +51,8 @@ function percent(value) {
 const quoted = (text) => `\u2018${text}\u2019`;
 const plural = (count, noun) => `${number(count)} ${noun}${count === 1 ? "" : "s"}`;
 
-/** A token on a grey ground, so that its leading space can be seen. */
+/** A token on a grey ground, so that its leading space can be seen; spaces alone are written ␣. */
 function pill(text) {
-  return el("span", { class: "token-pill", title: text }, text);
+  const shown = text.trim() ? text : text.replaceAll(" ", "\u2423");
+  return el("span", { class: "token-pill", title: text }, shown);
 }

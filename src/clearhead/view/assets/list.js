@@ -17,7 +17,8 @@ const STATES = { alive: (place) => !units.dead[place], dead: (place) => units.de
 const SPREADS = { spanning: (place) => spans(place), single: (place) => units.host[place] !== null && !spans(place) };
 const spans = (place) => units.spans[place];
 
-const query = { text: "", sort: "max_activation", up: false, state: "", spread: "", group: "", host: "", kind: "", layer: "" };
+const NO_FILTER = { text: "", state: "", spread: "", group: "", host: "", kind: kinds.length > 1 ? kinds[0] : "", layer: "" };
+const query = { ...NO_FILTER, sort: "max_activation", up: false };
 let found = [];
 let chosenPlace = null;
 const haystack = units.id.map((id, place) =>
@@ -103,7 +104,7 @@ function setQuery(change) {
 
 function resetQuery() {
   byId("search").value = "";
-  setQuery({ text: "", state: "", spread: "", group: "", host: "", kind: "", layer: "" });
+  setQuery(NO_FILTER);
 }
 
 function updateList() {
@@ -111,11 +112,12 @@ function updateList() {
   for (const name of ["sort", "state", "spread", "group", "host", "kind", "layer"]) {
     const control = byId(name);
     if (control) control.value = query[name];
-    control?.classList.toggle("set", name !== "sort" && query[name] !== "");
+    control?.classList.toggle("set", name !== "sort" && query[name] !== NO_FILTER[name]);
   }
-  const filtered = found.length < units.id.length;
-  countLine.textContent = filtered ? `${number(found.length)} of ${plural(units.id.length, noun)}` : plural(found.length, noun);
-  byId("reset").hidden = !filtered && query.text === "";
+  const all = query.kind ? ofKind(query.kind) : units.id.length;
+  const name = query.kind ? kindName(query.kind) : noun;
+  countLine.textContent = found.length < all ? `${number(found.length)} of ${plural(all, name)}` : plural(all, name);
+  byId("reset").hidden = Object.entries(NO_FILTER).every(([filter, value]) => query[filter] === value);
   byId("direction").textContent = query.up ? "↑" : "↓";
   byId("direction").setAttribute("aria-label", query.up ? "Ascending; turn to descending" : "Descending; turn to ascending");
   rows.scrollTop = 0;
@@ -154,7 +156,7 @@ function row(unit, place, scale) {
       class: `row ${unit === chosenPlace ? "chosen" : ""}`, role: "option", id: `row-${unit}`, "aria-selected": String(unit === chosenPlace),
       "aria-setsize": found.length, "aria-posinset": place + 1, onclick: () => openUnit(unit),
     },
-    el("div", { class: "name" }, shortId(unit), ...rowTags(unit)),
+    el("div", { class: "name" }, query.kind || kinds.length === 1 ? shortId(unit) : units.id[unit], ...rowTags(unit)),
     el("div", { class: "does" }, ...doing(unit)),
     el("div", { class: "amount" }, el("span", {}, write(value)), el("div", { class: "track" }, el("i", { "width%": percentOf(scale(value)) }))),
   );

@@ -14,7 +14,7 @@ function layerSection({ layer, kind, metrics, charts }) {
   return el(
     "section",
     { "data-layer": layer },
-    el("h1", {}, layer === null ? kindName(kind) : `Layer ${layer}`),
+    el("h1", {}, layer === null ? `${kindName(kind)}s` : `Layer ${layer}`),
     el("p", { class: "lead" }, what),
     el("div", { class: "figures" }, ...metrics.filter((metric) => metric.headline).map(metricTile)),
     el("div", { class: "charts" }, ...charts.map(chartPanel), metricsPanel(metrics)),

@@ -30,16 +30,13 @@ async function showUnit(place) {
   await fillExamples(examples, place, detail);
 }
 
-/** What the page leaves out to stay small, in words; nothing when it holds all. */
+/** What the page leaves out to stay small, in words; nothing when it holds all examples. */
 function limitsNotice() {
-  const { examples, held, trimmed } = index.limits;
-  const said = [];
-  if (examples !== null) {
-    const most = Math.max(...Object.values(held));
-    said.push(`To stay small this page holds the first ${examples} of up to ${most} examples of each kind per ${noun}; the atlas holds all.`);
-  }
-  if (trimmed) said.push(`In patterns with many sources only the largest are drawn; ${plural(trimmed, "smaller source")} are summed as “other tokens”.`);
-  return said.length ? el("p", { class: "notice" }, said.join(" ")) : el("span", { hidden: true });
+  const { examples, held } = index.limits;
+  if (examples === null) return el("span", { hidden: true });
+  const most = Math.max(...Object.values(held));
+  const text = `To stay small this page holds the first ${examples} of up to ${most} examples of each kind per ${noun}; the atlas holds all.`;
+  return el("p", { class: "notice" }, text);
 }
 
 function unitTitle(place) {
@@ -114,7 +111,7 @@ async function fillExamples(panel, place, detail) {
       category ? help(category) : null,
       el("div", { class: "options" }, wholeSwitch(again)),
     ),
-    category ? legend() : el("p", { class: "none" }, `This ${noun} was never active on the held-out text, so there is nothing to show.`),
+    category ? legend() : el("p", { class: "none" }, units.dead[place] ? `This ${noun} was never active on the held-out text, so there is nothing to show.` : "The atlas holds no examples of it."),
     el("div", { class: "cards" }, ...cardsShown),
   );
   if (cardsShown.length) activate(cards.get(cardsShown[0]));
