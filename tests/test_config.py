@@ -118,25 +118,29 @@ def test_impossible_values_of_other_verbs_are_refused(make):
 
 
 def test_resolved_fills_in_what_the_model_decides():
-    config = TrainLorsa().resolved(n_layers=30, d_model=576, d_head=64)
+    config = TrainLorsa().resolved(n_layers=30, d_model=576, d_head=64, n_heads=1)
     assert (config.layer, config.heads, config.groups) == (15, 4608, 72)
     assert config.out == Path("runs/smollm2-15-h4608-k64-data")
-    assert config.resolved(n_layers=30, d_model=576, d_head=64) == config
+    assert config.resolved(n_layers=30, d_model=576, d_head=64, n_heads=1) == config
 
 
 def test_resolved_keeps_what_was_given_and_checks_the_rest():
     config = TrainLorsa(model="org/name", layer=-1, heads=1000, out=Path("runs/mine"))
-    resolved = config.resolved(n_layers=4, d_model=32, d_head=64)
+    resolved = config.resolved(n_layers=4, d_model=32, d_head=64, n_heads=1)
     assert (resolved.layer, resolved.groups, resolved.out) == (3, 10, Path("runs/mine"))
     with pytest.raises(ClearheadError, match="at most all 8 heads"):
-        TrainLorsa(k=64).resolved(n_layers=2, d_model=1, d_head=1)
+        TrainLorsa(k=64).resolved(n_layers=2, d_model=1, d_head=1, n_heads=1)
 
 
 def test_groups_are_derived_for_every_width():
     for heads in (1, 7, 96, 1000, 4608):
         for d_head in (1, 16, 64, 5000):
-            groups = TrainLorsa(heads=heads, k=1).resolved(n_layers=1, d_model=8, d_head=d_head).groups
+            groups = TrainLorsa(heads=heads, k=1).resolved(n_layers=1, d_model=8, d_head=d_head, n_heads=1).groups
             assert groups is not None and heads % groups == 0 and (groups == 1 or heads // groups >= d_head)
+
+
+def test_every_original_head_gets_a_group():
+    assert TrainLorsa(heads=64, k=8).resolved(n_layers=1, d_model=8, d_head=32, n_heads=4).groups == 4
 
 
 def test_layers_count_from_both_ends_and_no_further():

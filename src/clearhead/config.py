@@ -141,14 +141,14 @@ class TrainLorsa(OfModel):
     heads: int | None = None
     """Number of Lorsa heads H. Derived: 8 times the model's width."""
     groups: int | None = None
-    """QK groups; their heads share a pattern. Derived: heads divided by the model's head width, or the next divisor."""
+    """QK groups; their heads share a pattern. Derived: heads per head width, at least one per original head."""
     k: int = 64
     """Heads active per token (K); the mean of them for batchtopk. Not used by relu and jumprelu."""
     activation: Activation = "topk"
     """Which heads stay active at a token."""
     init: Initialisation = "data"
     """Starting weights: components of the original heads' outputs, their weights, noise, or the reference package's."""
-    lr: float = 1e-3
+    lr: float = 1.5e-3
     """Peak learning rate of Adam."""
     qk_lr_factor: float = 0.3
     """Learning rate of queries and keys, as a multiple of --lr."""
@@ -156,7 +156,7 @@ class TrainLorsa(OfModel):
     """Tokens per step, a multiple of the context. At a fixed number of tokens, more steps beat larger ones."""
     warmup_share: float = 0.02
     """Share of the steps over which the learning rate rises from 0."""
-    decay_share: float = 0.2
+    decay_share: float = 0.7
     """Share of the steps, at the end, over which the learning rate falls to 0."""
     k_anneal_share: float = 0.2
     """Share of the steps over which K falls to its final value."""
@@ -209,7 +209,7 @@ class TrainLorsa(OfModel):
         for option in ("aux-k", "l0-weight", "grad-clip", "qk-lr-factor"):
             self._refuse(getattr(self, option.replace("-", "_")) < 0, option, "give 0 to turn it off")
 
-    def resolved(self, *, n_layers: int, d_model: int, d_head: int) -> "TrainLorsa":
+    def resolved(self, *, n_layers: int, d_model: int, d_head: int, n_heads: int) -> "TrainLorsa":
         """The same configuration with every derived field filled in from the model's geometry; validated again.
 
         Raises `ClearheadError` when the layer does not exist or K exceeds the heads.
@@ -217,7 +217,7 @@ class TrainLorsa(OfModel):
         heads = 8 * d_model if self.heads is None else self.heads
         groups = self.groups
         if groups is None:
-            groups = next(count for count in range(max(1, heads // d_head), 0, -1) if heads % count == 0)
+            groups = next(count for count in range(max(n_heads, heads // d_head), 0, -1) if heads % count == 0)
         resolved = dataclasses.replace(self, heads=heads, groups=groups, layer=resolve_layer(self.layer, n_layers))
         return dataclasses.replace(resolved, out=resolved.directory())
 

@@ -47,7 +47,7 @@ def directory_of(config: TrainLorsa, summary: dict[str, Any]) -> Path:
 def plan(config: TrainLorsa) -> dict[str, Any]:
     """Derived values, parameters, memory and time of a training, none of which is begun."""
     model = without_weights(config.model)
-    config = config.resolved(n_layers=model.n_layers, d_model=model.d_model, d_head=model.d_head)
+    config = config.resolved(n_layers=model.n_layers, d_model=model.d_model, d_head=model.d_head, n_heads=model.n_heads)
     heads, groups, layer = int(config.heads or 0), int(config.groups or 0), int(config.layer or 0)
     # the rotation has no parameters, and a model without storage has no frequencies to copy
     geometry = dataclasses.replace(model.geometry(layer), rope=None)

@@ -72,7 +72,7 @@ def load_checkpoint(
 
 
 def _flatten(optimizer: torch.optim.Optimizer, module: nn.Module) -> dict[str, torch.Tensor]:
-    names = {parameter: name for name, parameter in module.named_parameters()}
+    names: dict[torch.Tensor, str] = {parameter: name for name, parameter in module.named_parameters()}
     return {
         f"{names[parameter]}:{key}": value
         for parameter, values in optimizer.state.items()

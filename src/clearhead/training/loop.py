@@ -124,7 +124,8 @@ def fit(
             loss, metrics = task.loss(forward, batch, schedule, step)
             accelerator.backward(loss)
             if settings.grad_clip:
-                metrics["grad_norm"] = accelerator.clip_grad_norm_(task.module.parameters(), settings.grad_clip)
+                norm = accelerator.clip_grad_norm_(task.module.parameters(), settings.grad_clip)
+                metrics["grad_norm"] = torch.as_tensor(norm)
             if not math.isfinite(float(loss.detach())):
                 raise NonFiniteError(
                     f"the training loss is {float(loss.detach())} at step {step}; the run in {run.path} still holds "

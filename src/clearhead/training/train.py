@@ -46,7 +46,7 @@ def train_lorsa(config: TrainLorsa) -> dict[str, Any]:
     """
     accelerator = Accelerator(cpu=config.device == "cpu", mixed_precision="bf16" if config.bf16 else "no")
     model = Model.load(config.model, dtype=config.dtype, device=str(accelerator.device))
-    config = config.resolved(n_layers=model.n_layers, d_model=model.d_model, d_head=model.d_head)
+    config = config.resolved(n_layers=model.n_layers, d_model=model.d_model, d_head=model.d_head, n_heads=model.n_heads)
     run = RunDirectory(Path(str(config.out)))
     with run if accelerator.is_main_process else contextlib.nullcontext():
         refuse_other_run(run.path, config)
