@@ -294,14 +294,16 @@ class Demo(Verb):
     """Model under study, as for `clearhead train lorsa`."""
     layer: int | None = 12
     """Attention layer."""
-    tokens: int = 160_000
+    tokens: int = 100_000
     """Tokens to train on."""
     heads: int | None = None
     """Number of Lorsa heads. Derived: 8 times the model's width."""
     context: int = 256
     """Tokens per block."""
-    measured_tokens: int = 30_000
-    """Held-out tokens for the evaluation and the analysis."""
+    measured_tokens: int = 100_000
+    """Held-out tokens for the evaluation."""
+    analysed_tokens: int = 30_000
+    """Held-out tokens for the analysis of the heads."""
     device: str = "auto"
     """Where to compute: a torch device (cpu, cuda, cuda:1, mps), or auto for an accelerator where there is one."""
     out: Path = Path("runs/demo")
@@ -309,7 +311,7 @@ class Demo(Verb):
 
     def validate(self) -> None:
         """Counts are positive."""
-        self._positive("tokens", "measured-tokens", "heads")
+        self._positive("tokens", "measured-tokens", "analysed-tokens", "heads")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -17,6 +17,8 @@ from clearhead.config import Analyze, Demo, Evaluate, TrainLorsa, Verb, View
 from clearhead.runs import read_json, write_json
 from clearhead.training.train import peak_memory, train_lorsa
 
+DOWNSTREAM_TOKENS = 6_000  # each costs four passes through the whole model
+
 
 class Step(NamedTuple):
     """One verb of the demo: its configuration, the file that shows that it is done, and what does it."""
@@ -34,15 +36,16 @@ def steps(config: Demo) -> list[Step]:
         tokens=config.tokens,
         heads=config.heads,
         context=config.context,
-        batch_tokens=2 * config.context,
+        batch_tokens=config.context,
         device=config.device,
         out=config.out,
     )
-    measured: dict[str, Any] = {"run": config.out, "tokens": config.measured_tokens, "device": config.device}
+    of_run: dict[str, Any] = {"run": config.out, "device": config.device}
+    measure = Evaluate(**of_run, tokens=config.measured_tokens, downstream_tokens=DOWNSTREAM_TOKENS)
     return [
         Step(train, config.out / "summary.json", train_lorsa),
-        Step(Evaluate(**measured), config.out / "evaluation.json", evaluate.measure),
-        Step(Analyze(**measured), config.out / "atlas" / "atlas.json", analyze.write),
+        Step(measure, config.out / "evaluation.json", evaluate.measure),
+        Step(Analyze(**of_run, tokens=config.analysed_tokens), config.out / "atlas" / "atlas.json", analyze.write),
         Step(View(run=config.out), config.out / "page.html", view.write),
     ]
 
