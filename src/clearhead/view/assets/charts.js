@@ -12,12 +12,11 @@ function loadPlotly() {
   return plotly;
 }
 
-/** A box that becomes the chart `spec` ({data, layout}) once it is on the page; `onPoint` gets the clicked point. */
+/** A box that `redrawCharts` turns into the chart `spec` ({data, layout}); `onPoint` gets the clicked point. */
 function chart(spec, label, onPoint = null) {
   const box = el("div", { class: "chart", role: "img", "aria-label": label });
   box.style.height = `${spec.layout.height}px`;
   specs.set(box, { spec, onPoint });
-  drawChart(box);
   return box;
 }
 
@@ -53,7 +52,7 @@ function colour(name) {
   return value;
 }
 
-/** Draw again what is on the page and forget what has left it. */
+/** Draw, or draw again, what is on the page and forget what has left it. */
 function redrawCharts() {
   for (const box of specs.keys()) {
     if (box.isConnected) drawChart(box);

@@ -19,7 +19,8 @@ function ofKind(kind) {
 /** The unpacked contents of a data element, as a Response. */
 function inflate(id) {
   const packed = atob(byId(id).textContent);
-  const bytes = Uint8Array.from(packed, (character) => character.charCodeAt(0));
+  const bytes = new Uint8Array(packed.length);
+  for (let place = 0; place < packed.length; place += 1) bytes[place] = packed.charCodeAt(place);
   return new Response(new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip")));
 }
 

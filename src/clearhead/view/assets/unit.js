@@ -26,8 +26,9 @@ async function showUnit(place) {
     ),
   );
   view.scrollTop = 0;
-  redrawCharts();
   await fillExamples(examples, place, detail);
+  // after the text, for starting plotly takes longer than all the rest
+  redrawCharts();
 }
 
 /** What the page leaves out to stay small, in words; nothing when it holds all examples. */
