@@ -29,7 +29,7 @@ typedef struct {
     float *p, *s;           /* weights and their gradients [ROWS, t] */
     float *dz, *dq, *dk, *dvt;
     float sunk[ROWS];       /* weight of the sink */
-    int64_t dh, size, t;    /* rounded widths */
+    int64_t dh, size, t;
 } Scratch;
 
 /* c[r][0:COLS] (+)= sum_l a[r * ar + l * al] * b[l * ldb + 0:COLS], for TILE rows r */
@@ -165,8 +165,7 @@ static void transpose(const float *x, int64_t rows, int64_t cols, int64_t ldx, f
 
 static int reserve(const Attention *a, Scratch *m, int backward) {
     m->dh = round_up(a->dh, COLS), m->size = round_up(a->size, COLS), m->t = round_up(a->t + TILE, COLS);
-    int64_t tall = m->t; /* keys as rows: as many as columns, so that tiles may run over the end */
-    int64_t high = round_up(a->size, TILE);
+    int64_t tall = m->t, high = round_up(a->size, TILE); /* tiles of keys as rows may run over the end */
     *m = (Scratch){.q = floats(ROWS * m->dh), .k = floats(tall * m->dh), .kt = floats(m->dh * m->t),
                    .p = floats(ROWS * m->t), .dh = m->dh, .size = m->size, .t = m->t};
     int ok = m->q && m->k && m->kt && m->p;
@@ -286,14 +285,12 @@ static int64_t next_rows(const Attention *a, Scratch *m, const Gradient *dz, int
         int64_t r = b * a->t + *at, n = a->g * a->size, count = 0;
         int64_t first = dz->k ? dz->starts[r * (a->g + 1) + g] : 0, last = dz->k ? dz->starts[r * (a->g + 1) + g + 1] : 0;
         float *x = m->dz + found * m->size;
+        if (!dz->dense && first == last) continue;
         if (dz->dense) {
             const float *row = dz->dense + r * n + g * a->size;
             if (*at + AHEAD < a->t) soon(row + AHEAD * n, a->size);
             memcpy(x, row, a->size * 4);
-        } else {
-            if (first == last) continue;
-            memset(x, 0, a->size * 4);
-        }
+        } else memset(x, 0, a->size * 4);
         for (int64_t i = first; i < last; i++) x[dz->heads[r * dz->k + i] - g * a->size] += dz->values[r * dz->k + i];
         for (int64_t h = 0; h < a->size; h++) count += x[h] != 0;
         if (!count) continue;
