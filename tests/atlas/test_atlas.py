@@ -1,4 +1,6 @@
+import errno
 import json
+import os
 import re
 from pathlib import Path
 
@@ -141,9 +143,10 @@ def test_a_directory_that_is_not_an_atlas_is_kept(tmp_path):
     assert (tmp_path / "thesis" / "only_copy.txt").read_text() == "x"
 
 
-def test_a_full_disk_is_named_and_loses_nothing(path, monkeypatch):
+@pytest.mark.parametrize("full", [errno.ENOSPC, errno.EDQUOT, errno.EFBIG])
+def test_a_full_disk_is_named_and_loses_nothing(path, monkeypatch, full):
     def refuse(*_, **__):
-        raise OSError(28, "No space left on device")
+        raise OSError(full, os.strerror(full))
 
     with pytest.raises(ClearheadError, match="no space left on the disk"), AtlasWriter(path, {}) as atlas:
         monkeypatch.setattr(pq.ParquetWriter, "write_table", refuse)

@@ -7,7 +7,6 @@ complete and on the disk. A killed run or a full disk leaves an earlier atlas as
 
 import contextlib
 import datetime
-import errno
 import json
 import math
 import os
@@ -22,6 +21,7 @@ import pyarrow.parquet as pq
 
 from clearhead.atlas.schema import SCHEMA_VERSION, TABLES, arrow_schema
 from clearhead.errors import ClearheadError, NonFiniteError, UnknownNameError
+from clearhead.hub import NO_ROOM
 from clearhead.runs import environment, write_json
 from clearhead.units.graph import Graph
 
@@ -180,7 +180,7 @@ def _full_disk_explained(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if error.errno == errno.ENOSPC:
+        if error.errno in NO_ROOM:
             raise ClearheadError(
                 f"no space left on the disk that holds {path.parent}; the atlas was not written and what was there "
                 f"before is unchanged. Free some space, then repeat the command."
