@@ -109,8 +109,8 @@ def test_from_supplies_everything_but_what_is_named_and_the_directory(tmp_path, 
 
 def test_from_supplies_positional_arguments_too(tmp_path):
     runs.write_json(tmp_path / "config.json", Evaluate(run=Path("runs/x"), tokens=7).to_dict())
-    config, _ = cli.parse(Evaluate, ["--from", str(tmp_path), "--seed", "2"])
-    assert config == Evaluate(run=Path("runs/x"), tokens=7, seed=2)
+    config, _ = cli.parse(Evaluate, ["--from", str(tmp_path), "--dtype", "bfloat16"])
+    assert config == Evaluate(run=Path("runs/x"), tokens=7, dtype="bfloat16")
 
 
 def test_from_another_verb_says_what_to_type(tmp_path, capsys):

@@ -94,6 +94,9 @@ def test_to_dict_says_schema_verb_and_version():
         ({"warmup_share": 1.5}, "--warmup-share 1.5 .* between 0 and 1"),
         ({"warmup_share": 0.6, "decay_share": 0.6}, "exceeds the whole run"),
         ({"aux_k": -1}, "--aux-k -1 .* 0 to turn it off"),
+        ({"activation": "relu"}, "--l0-weight 0.0 .* nothing else makes relu sparse; begin with --l0-weight 0.5"),
+        ({"activation": "jumprelu", "l0_weight": -1.0}, "--l0-weight -1.0"),
+        ({"l0_weight": 0.5}, "--l0-weight 0.5 .* topk is sparse by --k; leave this out"),
     ],
 )
 def test_impossible_trainings_are_refused_with_the_option_to_change(fields, says):
@@ -115,6 +118,11 @@ def test_impossible_trainings_are_refused_with_the_option_to_change(fields, says
 def test_impossible_values_of_other_verbs_are_refused(make):
     with pytest.raises(ClearheadError, match="is not possible"):
         make()
+
+
+def test_jumprelu_and_relu_train_with_a_weight():
+    for activation in ("relu", "jumprelu"):
+        assert TrainLorsa(activation=activation, l0_weight=0.5).l0_weight == 0.5
 
 
 def test_resolved_fills_in_what_the_model_decides():

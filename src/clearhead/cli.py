@@ -20,7 +20,10 @@ from clearhead.configfile import from_file
 from clearhead.errors import ClearheadError, UnknownNameError
 
 FROM_HELP = "Start from the config.json of an earlier run (or its directory), all but --out; other options override it."
-DRY_RUN_HELP = "Print what would be done (derived values, parameters, memory, tokens, time) and do nothing."
+DRY_RUN_HELP = (
+    "Print what would be done (derived values, parameters, memory, tokens, time) and write nothing. The time of a "
+    "training is measured on a few steps, which are thrown away."
+)
 
 
 def main(args: Sequence[str] | None = None) -> int:
@@ -29,6 +32,11 @@ def main(args: Sequence[str] | None = None) -> int:
         return _run(list(sys.argv[1:] if args is None else args))
     except ClearheadError as error:
         sys.stderr.write(f"clearhead: {error}\n")
+        return 2
+    except (FileExistsError, FileNotFoundError, IsADirectoryError, NotADirectoryError, PermissionError) as error:
+        if error.filename is None:
+            raise
+        sys.stderr.write(f"clearhead: cannot use {str(error.filename)!r}: {error.strerror}; give another path\n")
         return 2
     except KeyboardInterrupt as stop:
         sys.stderr.write(f"\nclearhead: {str(stop) or 'interrupted; no file was left half-written'}\n")

@@ -6,6 +6,7 @@ This module loads neither torch nor transformers and touches no file.
 """
 
 import dataclasses
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -31,6 +32,12 @@ class Verb:
     verb: ClassVar[str]
 
     def __post_init__(self):
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            if isinstance(value, float) and not math.isfinite(value):
+                raise ClearheadError(f"--{field.name.replace('_', '-')} {value} is not possible: give a finite number")
+            if field.name == "seed" and value < 0:
+                raise ClearheadError(f"--seed {value} is not possible: give 0 or a positive number")
         self.validate()
 
     def validate(self) -> None:
@@ -65,8 +72,6 @@ class OfModel(Verb):
     """Text: a Hugging Face dataset id, a folder, a file (txt, jsonl, parquet), or default (needs no network)."""
     context: int = 256
     """Tokens per block; documents are packed into blocks of this length."""
-    seed: int = 0
-    """Seed of every random choice; the batch order is a function of seed and step alone."""
     dtype: Dtype = "float32"
     """Number format of the model's weights."""
     device: str = "auto"
@@ -91,10 +96,8 @@ class OfRun(Verb):
     """Tokens to measure on."""
     batch_blocks: int = 8
     """Blocks per forward pass: memory against speed, never the result."""
-    seed: int = 0
-    """Seed of every random choice."""
-    dtype: Dtype = "float32"
-    """Number format of the model's weights."""
+    dtype: Dtype | None = None
+    """Number format of the model's weights. Derived: the one the run was trained with."""
     device: str = "auto"
     """Where to compute: a torch device (cpu, cuda, cuda:1, mps), or auto for an accelerator where there is one."""
 
@@ -136,6 +139,8 @@ class TrainLorsa(OfModel):
 
     verb: ClassVar[str] = "train lorsa"
 
+    seed: int = 0
+    """Seed of every random choice; the batch order is a function of seed and step alone."""
     tokens: int = 400_000
     """Tokens to train on; more than the text holds means several epochs, reshuffled each time."""
     heads: int | None = None
@@ -157,7 +162,7 @@ class TrainLorsa(OfModel):
     warmup_share: float = 0.02
     """Share of the steps over which the learning rate rises from 0."""
     decay_share: float = 0.7
-    """Share of the steps, at the end, over which the learning rate falls to 0."""
+    """Share of the steps, at the end, over which the learning rate falls to 2 % of its peak."""
     k_anneal_share: float = 0.2
     """Share of the steps over which K falls to its final value."""
     k_start_factor: float = 4.0
@@ -167,7 +172,7 @@ class TrainLorsa(OfModel):
     dead_after_tokens: int = 10_000
     """A head that was active nowhere in this many tokens counts as dead for AuxK."""
     l0_weight: float = 0.0
-    """Weight of the sparsity term of relu (L1) and jumprelu (L0); the other activations need none."""
+    """Weight of the sparsity term of relu (L1) and jumprelu (L0), which need one; the other activations have none."""
     grad_clip: float = 0.0
     """Largest gradient norm; 0 turns clipping off."""
     bf16: bool = False
@@ -208,6 +213,10 @@ class TrainLorsa(OfModel):
         )
         for option in ("aux-k", "l0-weight", "grad-clip", "qk-lr-factor"):
             self._refuse(getattr(self, option.replace("-", "_")) < 0, option, "give 0 to turn it off")
+        kind, by_weight = self.activation, self.activation in ("relu", "jumprelu")
+        advice = "begin with --l0-weight 0.5 and raise it until the l0 in metrics.jsonl is low enough"
+        self._refuse(by_weight and not self.l0_weight, "l0-weight", f"nothing else makes {kind} sparse; {advice}")
+        self._refuse(not by_weight and self.l0_weight > 0, "l0-weight", f"{kind} is sparse by --k; leave this out")
 
     def resolved(self, *, n_layers: int, d_model: int, d_head: int, n_heads: int) -> "TrainLorsa":
         """The same configuration with every derived field filled in from the model's geometry; validated again.
@@ -255,6 +264,8 @@ class Analyze(OfRun):
 
     verb: ClassVar[str] = "analyze"
 
+    seed: int = 0
+    """Seed of the examples that are drawn and of the intervals."""
     top: int = 16
     """Contexts kept per head, by activation."""
     quantiles: int = 8

@@ -43,8 +43,15 @@ def open_run(config: OfRun) -> OpenedRun:
             f"{config.run} has not been trained to its end; type: clearhead train lorsa --from {config.run} "
             f"--out {config.run}"
         )
-    model = Model.load(training.model, dtype=config.dtype, device=config.device)
+    model = Model.load(training.model, dtype=config.dtype or training.dtype, device=config.device)
     lorsa = Lorsa.from_pretrained(config.run / "lorsa").to(model.device).eval()
+    belongs = {name: lorsa.provenance.get(name) for name in ("model", "layer")}
+    asked = {"model": training.model, "layer": training.layer}
+    if belongs != asked:
+        raise ClearheadError(
+            f"{config.run} names {asked} in its config.json and its Lorsa was trained on {belongs}; restore the file, "
+            f"or train again"
+        )
     blocks = token_blocks(
         model,
         config.text or training.text,
@@ -61,6 +68,7 @@ def plan_of(config: OfRun) -> dict[str, Any]:
     training = training_of(config.run)
     return {
         "model": training.model,
+        "dtype": config.dtype or training.dtype,
         "layer": training.layer,
         "heads": training.heads,
         "text": f"{config.text or training.text} ({config.split})",
