@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from clearhead.errors import ClearheadError, CorruptFileError
+from clearhead.errors import ClearheadError, CorruptFileError, NonFiniteError
 from clearhead.runs import RunDirectory, environment, progress, read_json, write_json, written_aside
 
 
@@ -21,6 +21,29 @@ def test_corrupt_json_names_the_file(tmp_path, content):
     path.write_bytes(content)
     with pytest.raises(CorruptFileError, match="config.json is not valid JSON"):
         read_json(path)
+
+
+@pytest.mark.parametrize(
+    ("value", "key"),
+    [
+        ({"fvu": float("nan")}, "fvu is nan"),
+        ({"config": {"lr": float("inf")}}, "config.lr is inf"),
+        ({"by_position": [0.0, -float("inf")]}, r"by_position\[1\] is -inf"),
+        (float("nan"), "the value is nan"),
+    ],
+)
+def test_numbers_that_are_not_finite_are_refused_by_key(tmp_path, value, key):
+    with pytest.raises(NonFiniteError, match=f"{key} and was not written to .*x.json"):
+        write_json(tmp_path / "x.json", value)
+    assert os.listdir(tmp_path) == []
+
+
+def test_metrics_that_are_not_finite_are_refused_by_name(tmp_path):
+    with RunDirectory(tmp_path) as run:
+        run.log(step=1, loss=0.5)
+        with pytest.raises(NonFiniteError, match="loss is nan .*metrics.jsonl"):
+            run.log(step=2, loss=float("nan"))
+    assert len((tmp_path / "metrics.jsonl").read_text().splitlines()) == 1
 
 
 def test_missing_json_is_a_clear_error(tmp_path):

@@ -7,6 +7,7 @@ checkpoints and `summary.json` (final numbers under stable keys). One process ow
 import contextlib
 import fcntl
 import json
+import math
 import os
 import platform
 import subprocess
@@ -19,7 +20,7 @@ from typing import Any
 
 from tqdm import tqdm
 
-from clearhead.errors import ClearheadError, CorruptFileError
+from clearhead.errors import ClearheadError, CorruptFileError, NonFiniteError
 from clearhead.hub import NO_ROOM
 
 VERSIONED = ("clearhead", "torch", "transformers", "tokenizers", "safetensors", "accelerate", "numpy")
@@ -81,9 +82,30 @@ def progress(
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Write `value` as indented JSON, whole or not at all."""
+    """Write `value` as indented JSON, whole or not at all; raises `NonFiniteError` naming a key of NaN or infinity."""
+    text = _json(path, value, indent=1)
     with written_aside(path) as aside:
-        aside.write_text(json.dumps(value, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+        aside.write_text(text + "\n", encoding="utf-8")
+
+
+def _json(path: Path, value: Any, indent: int | None = None) -> str:
+    """JSON that every reader takes: NaN and infinity are none, and are refused before `path` is touched."""
+    bad = next(_non_finite(value), None)
+    if bad is not None:
+        raise NonFiniteError(f"{bad[0]} is {bad[1]} and was not written to {path}")
+    return json.dumps(value, indent=indent, ensure_ascii=False, allow_nan=False)
+
+
+def _non_finite(value: Any, key: str = "the value") -> Iterator[tuple[str, float]]:
+    """Key and value of every number that is not finite, as deep as it lies."""
+    if isinstance(value, float) and not math.isfinite(value):
+        yield key, value
+    elif isinstance(value, dict):
+        for name, part in value.items():
+            yield from _non_finite(part, str(name) if key == "the value" else f"{key}.{name}")
+    elif isinstance(value, list | tuple):
+        for index, part in enumerate(value):
+            yield from _non_finite(part, f"{key}[{index}]")
 
 
 def read_json(path: Path) -> Any:
@@ -176,9 +198,11 @@ class RunDirectory:
         write_json(self.path / "env.json", environment())
 
     def log(self, **metrics: Any) -> None:
-        """Append one line of metrics to `metrics.jsonl`."""
-        with (self.path / "metrics.jsonl").open("a", encoding="utf-8") as file:
-            file.write(json.dumps(metrics) + "\n")
+        """Append one line of metrics to `metrics.jsonl`; raises `NonFiniteError` naming one that is not finite."""
+        path = self.path / "metrics.jsonl"
+        line = _json(path, metrics)
+        with path.open("a", encoding="utf-8") as file:
+            file.write(line + "\n")
 
     def truncate_metrics(self, step: int) -> None:
         """Drop metric lines of steps after `step`, so a resumed run does not log a step twice."""
@@ -186,7 +210,7 @@ class RunDirectory:
         if not path.exists():
             return
         kept = []
-        for line in path.read_text(encoding="utf-8").splitlines():
+        for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
             # a kill can cut the last line; whatever does not parse was never a complete record
             with contextlib.suppress(json.JSONDecodeError):
                 if json.loads(line).get("step", 0) <= step:
