@@ -3,10 +3,13 @@
 import dataclasses
 import json
 import math
+import resource
+import signal
 
 import pytest
 import torch
 
+from clearhead.dictionaries.dictionary import record_metrics, save_tensors
 from clearhead.dictionaries.init import from_attention
 from clearhead.dictionaries.lorsa import ACTIVATIONS, Lorsa, LorsaConfig
 from clearhead.errors import ClearheadError, CorruptFileError, UnknownNameError
@@ -14,7 +17,7 @@ from clearhead.model.access import Model
 from clearhead.model.geometry import attention_geometry
 from clearhead.model.rope import RopeSpec
 from clearhead.model.weights import attention_weights
-from tests.model.tiny_configs import build
+from tests.model.tiny_configs import CONFIGS, build
 
 D, N, G, C, T = 12, 8, 2, 6, 7
 
@@ -214,14 +217,20 @@ def test_layers_a_lorsa_cannot_imitate_are_refused(family, reason):
 def test_saving_and_loading_keeps_every_bit(activation, tmp_path):
     lorsa, x = make(activation, qk_norm="rms", qk_norm_eps=1e-6, sinks=True), inputs()
     lorsa.provenance = {"model": "org/name", "layer": 3}
-    lorsa.save_pretrained(tmp_path / "saved", {"fvu": 0.2})
+    lorsa.metrics = {"fvu": 0.2}
+    lorsa.save_pretrained(tmp_path / "saved")
     back = Lorsa.from_pretrained(tmp_path / "saved").double()
     assert back.config == lorsa.config
     assert back.provenance == lorsa.provenance
     for name, tensor in lorsa.state_dict().items():
         assert torch.equal(tensor.float(), back.state_dict()[name].float()), name
     torch.testing.assert_close(back(x).y, lorsa(x).y, atol=1e-5, rtol=1e-5)
-    assert "layer 3 of org/name" in (tmp_path / "saved" / "README.md").read_text()
+    assert back.metrics == {"fvu": 0.2}
+    back.save_pretrained(tmp_path / "again")
+    card = (tmp_path / "again" / "README.md").read_text()
+    assert "layer 3 of org/name" in card and "| fvu | 0.2 |" in card
+    record_metrics(tmp_path / "again", "lorsa", {"l0": 3.0})
+    assert Lorsa.from_pretrained(tmp_path / "again").metrics == {"l0": 3.0}
 
 
 def test_unknown_configuration_keys_are_named(tmp_path):
@@ -274,3 +283,24 @@ def test_impossible_shapes_are_refused(change, message):
 def test_missing_folder_says_what_to_give(tmp_path):
     with pytest.raises(ClearheadError, match="there is no folder"):
         Lorsa.from_pretrained(tmp_path / "nowhere")
+
+
+def test_a_full_disk_is_told_as_one_and_keeps_the_old_file(tmp_path):
+    make().save_pretrained(tmp_path)
+    before = (tmp_path / "model.safetensors").read_bytes()
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, hard))
+    try:
+        with pytest.raises(ClearheadError, match="no space left"):
+            save_tensors(tmp_path / "model.safetensors", {"large": torch.zeros(10_000)})
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert (tmp_path / "model.safetensors").read_bytes() == before
+
+
+def test_a_norm_bias_is_refused_not_dropped(monkeypatch):
+    monkeypatch.setitem(CONFIGS, "phi", CONFIGS["phi"] | {"qk_layernorm": True})
+    model = Model(build("phi"), self_test=False)
+    with pytest.raises(ClearheadError, match="norm has a bias"):
+        from_attention(attention_weights(model, 1), attention_geometry(model, 1))

@@ -4,11 +4,13 @@ import json
 
 import pytest
 import torch
+from huggingface_hub.utils import are_progress_bars_disabled, disable_progress_bars
 from tokenizers import Tokenizer, decoders, models
-from transformers import GPT2Config, GPT2Model, PreTrainedTokenizerFast
+from transformers import GPT2Config, GPT2Model, LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers.utils import logging
 
 from clearhead.errors import ClearheadError, CorruptFileError, UnknownNameError
-from clearhead.model import Model
+from clearhead.model import Model, loading
 from tests.model.conftest import tiny_model, tiny_tokens
 from tests.model.tiny_configs import VOCABULARY, build
 
@@ -45,6 +47,26 @@ def test_local_folder_loads_without_a_tokenizer(folder):
     assert torch.equal(model.run(tiny_tokens()).logits, expected)
     with pytest.raises(ClearheadError, match="load it with tokenizer=False"):
         Model.load(str(folder))
+
+
+@pytest.mark.parametrize("hub_shows", [True, False])
+def test_loading_shows_no_bar_and_leaves_the_settings_of_bars(folder, capfd, monkeypatch, hub_shows):
+    monkeypatch.setattr(loading, "HF_HUB_DISABLE_PROGRESS_BARS", None)
+    logging.enable_progress_bar()
+    if not hub_shows:
+        disable_progress_bars()
+    try:
+        Model.load(str(folder), tokenizer=False)
+        assert "Loading weights" not in capfd.readouterr().err
+        assert logging.is_progress_bar_enabled() and are_progress_bars_disabled() != hub_shows
+        LlamaForCausalLM.from_pretrained(folder)
+        assert "Loading weights" in capfd.readouterr().err
+    finally:
+        logging.enable_progress_bar()
+
+
+def test_bundled_models_say_what_they_are():
+    assert "made for clearhead's tests" in Model.load("clearhead-tiny", self_test=False).note
 
 
 def test_unknown_models_options_and_devices(monkeypatch, folder, tmp_path):

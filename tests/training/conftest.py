@@ -48,6 +48,9 @@ def short(books, tmp_path) -> TrainLorsa:
         groups=4,
         k=8,
         checkpoint_every=4,
+        # so short a run must see dead heads too
+        dead_after_tokens=128,
+        aux_k=16,
         device="cpu",
         out=tmp_path / "run",
     )

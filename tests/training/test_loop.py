@@ -74,7 +74,7 @@ def test_a_killed_run_resumed_equals_an_uninterrupted_one_bitwise(short, tmp_pat
         time.sleep(0.01)
     process.send_signal(signal.SIGKILL)
     process.communicate()
-    assert int(list_checkpoints(tmp_path / "killed")[-1].name[5:]) <= 12
+    assert int(list_checkpoints(tmp_path / "killed")[-1].name[5:]) < 12
     train_lorsa(killed)
     assert weights_of(tmp_path / "killed") == weights_of(tmp_path / "whole")
 
@@ -109,8 +109,8 @@ def assert_same_updates(tiny, config, first: Path, second: Path) -> None:
     Adam turns rounding into steps of full size where a gradient is near zero, so updates are compared as a whole.
     Without a rotation a key bias shifts all scores of a query alike, so its gradient is rounding alone.
     """
-    source, _ = train_module.open_source(tiny, config)
-    start = train_module.build_lorsa(tiny, config, source, fresh=True)[0].state_dict()
+    _, blocks = train_module.open_source(tiny, config)
+    start = train_module.build_lorsa(tiny, config, blocks, fresh=True)[0].state_dict()
     one, two = (load_tensors(list_checkpoints(run)[-1] / "module.safetensors") for run in (first, second))
     for name in one.keys() - {"b_K"}:
         update = (one[name] - start[name]).norm()
@@ -123,7 +123,9 @@ def test_a_finished_run_repeats_nothing(short):
     before = weights_of(short.out)
     again = train_lorsa(short)
     assert weights_of(short.out) == before
-    assert again["tokens"] == summary["tokens"] == 768
+    peak = ("peak_memory_bytes",)
+    assert {k: v for k, v in again.items() if k not in peak} == {k: v for k, v in summary.items() if k not in peak}
+    assert summary["tokens"] == 768 and summary["final_batch_fvu"] > 0 and summary["tokens_per_second"] > 0
 
 
 def test_other_settings_in_the_same_directory_are_refused(short):

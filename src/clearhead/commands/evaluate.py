@@ -6,6 +6,7 @@ from typing import Any
 from clearhead.commands.opened import open_run, plan_of
 from clearhead.commands.table import show
 from clearhead.config import Evaluate
+from clearhead.dictionaries.dictionary import record_metrics
 from clearhead.runs import environment, write_json
 from clearhead.training.evaluate import evaluate
 
@@ -36,6 +37,9 @@ def measure(config: Evaluate) -> dict[str, Any]:
     }
     record = metrics | {"config": config.to_dict(), "environment": environment()}
     write_json(file_of(config), record)
+    if config.split == "held_out":
+        numbers = {name: value for name, value in metrics.items() if isinstance(value, int | float)}
+        record_metrics(config.run / "lorsa", "lorsa", numbers)
     return metrics
 
 

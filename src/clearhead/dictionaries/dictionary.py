@@ -6,18 +6,18 @@ newer version never loads half. No pickle is read or written.
 """
 
 import dataclasses
-import json
 from pathlib import Path
-from typing import Any
+from types import UnionType
+from typing import Any, Literal, Union, get_args, get_origin
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file, save
 
 from clearhead import __version__
 from clearhead.errors import ClearheadError, CorruptFileError, UnknownNameError
 from clearhead.hub import offline
-from clearhead.runs import read_json, written_aside
+from clearhead.runs import read_json, write_json, written_aside
 
 SCHEMA = 1
 TOP_KEYS = ("kind", "schema", "clearhead", "config", "provenance", "metrics")
@@ -38,13 +38,31 @@ def config_from(cls: Any, values: dict[str, Any], where: str, version: str = "")
     missing = [f.name for f in fields if f.default is dataclasses.MISSING and f.name not in values]
     if missing:
         raise CorruptFileError(f"{where} lacks the keys {missing}; restore the file or train again")
+    for field in fields:
+        if field.name in values and not _fits(values[field.name], field.type):
+            raise CorruptFileError(
+                f"{where} has {field.name} = {values[field.name]!r}, expected {field.type}; restore the file"
+            )
     return cls(**values)
+
+
+def _fits(value: Any, annotation: Any) -> bool:
+    """Whether a value read from JSON is of a field's type, to the depth that JSON types go."""
+    options = get_args(annotation) if get_origin(annotation) in (Union, UnionType) else (annotation,)
+    for option in options:
+        if get_origin(option) is Literal:
+            if value in get_args(option):
+                return True
+        elif option is float and type(value) is int or type(value) is (get_origin(option) or option):
+            return True
+    return False
 
 
 def save_tensors(path: Path, tensors: dict[str, torch.Tensor]) -> None:
     """Write tensors to a safetensors file, whole or not at all."""
     with written_aside(path) as aside:
-        save_file({name: tensor.detach().contiguous().cpu() for name, tensor in tensors.items()}, aside)
+        # as bytes: safetensors' own writer reports a full disk as an error that does not say so
+        aside.write_bytes(save({name: tensor.detach().contiguous().cpu() for name, tensor in tensors.items()}))
 
 
 def load_tensors(path: Path) -> dict[str, torch.Tensor]:
@@ -79,11 +97,20 @@ def save_dictionary(
         "provenance": provenance,
         "metrics": metrics or {},
     }
-    with written_aside(folder / "config.json") as aside:
-        aside.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
-    with written_aside(folder / "README.md") as aside:
-        aside.write_text(_card(kind, record), encoding="utf-8")
+    _write_record(folder, record)
     return folder
+
+
+def record_metrics(folder: str | Path, kind: str, metrics: dict[str, float]) -> None:
+    """Put measured numbers into the configuration and the card of a saved dictionary; its weights stay as they are."""
+    record, _ = load_dictionary(folder, kind)
+    _write_record(Path(folder), record | {"metrics": metrics})
+
+
+def _write_record(folder: Path, record: dict[str, Any]) -> None:
+    write_json(folder / "config.json", record)
+    with written_aside(folder / "README.md") as aside:
+        aside.write_text(_card(record["kind"], record), encoding="utf-8")
 
 
 def load_dictionary(name: str | Path, kind: str) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
@@ -116,6 +143,9 @@ def load_state(module: torch.nn.Module, tensors: dict[str, torch.Tensor], where:
         raise CorruptFileError(
             f"the weights in {where} do not fit their config.json: {wrong} missing, extra or reshaped"
         )
+    broken = [name for name, tensor in tensors.items() if not bool(torch.isfinite(tensor).all())]
+    if broken:
+        raise CorruptFileError(f"{broken[0]} in {where} holds NaN or infinity; restore the file or train again")
     module.load_state_dict(tensors)
 
 

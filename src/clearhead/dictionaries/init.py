@@ -39,10 +39,10 @@ class Sample(NamedTuple):
 
 @torch.no_grad()
 def draw_sample(model: Model, layer: int, tokens: Int[Tensor, "b t"], batch_blocks: int = 8) -> Sample:
-    """Run the model up to `layer` on `tokens` and keep its attention's input, output and per-head mixed values."""
+    """Run the model up to `layer` on `tokens`; its attention's input, output and mixed values, float32 on the CPU."""
     sites = [f"attn_in.{layer}", f"attn_out.{layer}", f"z.{layer}"]
     parts = [model.run(batch, read=sites) for batch in tokens.split(batch_blocks)]
-    return Sample(*(torch.cat([run[site] for run in parts]).float() for site in sites))
+    return Sample(*(torch.cat([run[site].float().cpu() for run in parts]) for site in sites))
 
 
 def lorsa_config(
@@ -110,6 +110,8 @@ def copy_queries_keys(lorsa: Lorsa, w: AttentionWeights, host: Tensor, input_sca
         lorsa.b_K.copy_(w.b_K[host])
     if lorsa.config.qk_norm:
         for own, norm in ((lorsa.q_gain, w.q_norm), (lorsa.k_gain, w.k_norm)):
+            if norm is not None and norm.bias is not None:
+                raise ClearheadError("a Lorsa cannot imitate this layer exactly: its query-key norm has a bias")
             if norm is not None and norm.gain is not None:
                 own.copy_(norm.gain.expand(len(w.W_Q), -1)[host])
     if lorsa.config.sinks and w.sinks is not None:
@@ -128,6 +130,8 @@ def initialise(
 ) -> None:
     """Fill the weights of `lorsa`, in place, for training on (input_scale * x -> output_scale * y).
 
+    Computed in float32 on the CPU, where `lorsa` and `sample` lie, whatever format and place the model has.
+
     `sample` is what the data-driven parts look at: the outputs' mean, each head's outputs, and the step size of the
     values. Raises `UnknownNameError` for an unknown method and `ClearheadError` when there are fewer query-key groups
     than original heads, since some heads would then be left out.
@@ -136,7 +140,7 @@ def initialise(
         raise UnknownNameError("initialisation", method, METHODS)
     generator = torch.Generator().manual_seed(seed)
     scales = (input_scale, output_scale)
-    w = weights.per_head()
+    w = weights.to(torch.float32, "cpu").per_head()
     if method != "random" and lorsa.config.n_groups < len(w.W_Q):
         raise ClearheadError(
             f"initialisation {method!r} gives every original head at least one query-key group; there are "
@@ -295,6 +299,8 @@ def _fit_value_scale(lorsa: Lorsa, sample: Sample, scales: tuple[float, float], 
     target = y - lorsa.b_D
     guess = torch.cat([lorsa(part).y for part in x.split(8)])[:, 1:] - lorsa.b_D
     best = float((guess * target).sum() / guess.square().sum())
+    if best <= 0:  # the kept heads point away from the targets; training has to turn them, not a negative scale
+        return
     if grid:
         error = lambda points: torch.stack([(target - p * guess).square().sum() for p in points])  # noqa: E731
         coarse = torch.logspace(-2, 1, 50)

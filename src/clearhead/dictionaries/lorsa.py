@@ -125,6 +125,7 @@ class Lorsa(nn.Module):
         super().__init__()
         self.config = config
         self.provenance: dict[str, Any] = provenance or {}
+        self.metrics: dict[str, float] = {}
         g, dh, d, n = config.n_groups, config.d_qk, config.d_model, config.n_heads
         self.W_Q = nn.Parameter(torch.zeros(g, dh, d))
         self.W_K = nn.Parameter(torch.zeros(g, dh, d))
@@ -322,9 +323,9 @@ class Lorsa(nn.Module):
             self.threshold /= output_scale
         return self
 
-    def save_pretrained(self, folder: str | Path, metrics: dict[str, float] | None = None) -> Path:
-        """Write `model.safetensors`, `config.json` and a card into `folder`."""
-        return save_dictionary(folder, "lorsa", self, self.config, self.provenance, metrics)
+    def save_pretrained(self, folder: str | Path) -> Path:
+        """Write `model.safetensors`, `config.json` and a card with `provenance` and `metrics` into `folder`."""
+        return save_dictionary(folder, "lorsa", self, self.config, self.provenance, self.metrics)
 
     @classmethod
     def from_pretrained(cls, name: str | Path) -> "Lorsa":
@@ -333,6 +334,7 @@ class Lorsa(nn.Module):
         config = config_from(LorsaConfig, record["config"], f"{name}/config.json", str(record.get("clearhead")))
         lorsa = cls(config, record["provenance"])
         load_state(lorsa, tensors, str(name))
+        lorsa.metrics = record["metrics"]
         return lorsa.eval()
 
     def push_to_hub(self, repo_id: str, folder: str | Path, **options: Any) -> str:

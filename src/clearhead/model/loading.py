@@ -5,14 +5,19 @@ the network is switched off (see hub.py), only local files are used.
 """
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, cast, get_args
 
 import torch
+from huggingface_hub.constants import HF_HUB_DISABLE_PROGRESS_BARS
+from huggingface_hub.utils import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
 from safetensors import SafetensorError
 from torch import nn
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers.utils import logging
 
 from clearhead.errors import ClearheadError, CorruptFileError, UnknownNameError
 from clearhead.hub import offline
@@ -40,13 +45,14 @@ def load_model(name: str, *, dtype: DType, device: Device, revision: str | None,
     """Loads a causal language model on its default attention; see `Model.load`."""
     if dtype not in get_args(DType):
         raise UnknownNameError("dtype", dtype, get_args(DType))
-    place = _choose_device(device)
+    place = choose_device(device)
     source = str(BUNDLED[name]()) if name in BUNDLED else name
     options = {"revision": revision, "trust_remote_code": False, "local_files_only": offline()}
     try:
-        found = AutoModelForCausalLM.from_pretrained(
-            source, dtype=dtype, use_safetensors=True, output_loading_info=True, **options
-        )
+        with _no_bar_for_weights():
+            found = AutoModelForCausalLM.from_pretrained(
+                source, dtype=dtype, use_safetensors=True, output_loading_info=True, **options
+            )
     except (SafetensorError, json.JSONDecodeError) as error:
         raise CorruptFileError(f"the files of {name!r} cannot be read: {error}") from error
     except RuntimeError as error:
@@ -64,12 +70,33 @@ def load_model(name: str, *, dtype: DType, device: Device, revision: str | None,
             " pass token ids"
         ) from error
     commit = vars(hf.config).get("_commit_hash") or revision  # transformers sets it for repositories of the hub
-    note = bundled.NOTE if name == "smollm2" else f"{name} at revision {commit}" if commit else name
+    note = bundled.NOTES.get(name) or (f"{name} at revision {commit}" if commit else name)
     cast(nn.Module, hf).to(place)
     return Loaded(hf, loaded_tokenizer, note, commit)
 
 
-def _choose_device(device: Device) -> torch.device:
+@contextmanager
+def _no_bar_for_weights() -> Iterator[None]:
+    """Without transformers' progress bar, which flickers by on every load; the hub's, of downloads, stays.
+
+    Where the environment decides about bars (HF_HUB_DISABLE_PROGRESS_BARS), it is left to it.
+    """
+    if HF_HUB_DISABLE_PROGRESS_BARS is not None or not logging.is_progress_bar_enabled():
+        yield
+        return
+    hub_shows = not are_progress_bars_disabled()
+    logging.disable_progress_bar()  # and the hub's with it
+    if hub_shows:
+        enable_progress_bars()
+    try:
+        yield
+    finally:
+        logging.enable_progress_bar()
+        if not hub_shows:
+            disable_progress_bars()
+
+
+def choose_device(device: Device) -> torch.device:
     """The torch device that `device` names."""
     if device == "auto":
         return torch.accelerator.current_accelerator(check_available=True) or torch.device("cpu")

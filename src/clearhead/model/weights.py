@@ -10,8 +10,8 @@ quantised or adapted projections. `fold_attention_norm` gives the same weights w
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from typing import Literal, NamedTuple, NoReturn
+from dataclasses import dataclass, fields, replace
+from typing import Any, Literal, NamedTuple, NoReturn
 
 import torch
 from jaxtyping import Float
@@ -88,6 +88,16 @@ class AttentionWeights:
     """GPT-OSS: per head the logit that joins the softmax and carries no value."""
     reads: Literal["attn_in", "normalised"] = "attn_in"
     """What W_Q, W_K, W_V act on: the module's input, or (folded) the residual normalised without gain and bias."""
+
+    def to(self, dtype: torch.dtype, device: torch.device | str) -> "AttentionWeights":
+        """The same weights in another format and place."""
+
+        def moved(value: Any) -> Any:
+            if isinstance(value, HeadNorm):
+                return HeadNorm(value.rule, moved(value.gain), moved(value.bias))
+            return value.to(dtype=dtype, device=device) if isinstance(value, Tensor) else value
+
+        return replace(self, **{field.name: moved(getattr(self, field.name)) for field in fields(self)})
 
     def per_head(self) -> "AttentionWeights":
         """The same with keys, values and their norms repeated, so that entry h serves query head h.

@@ -18,6 +18,7 @@ from clearhead.errors import CorruptFileError
 from clearhead.runs import read_json, write_json
 
 KEEP = 2
+FILES = ("module.safetensors", "optimizer.safetensors", "task.safetensors", "state.json")
 
 
 def save_checkpoint(
@@ -32,6 +33,8 @@ def save_checkpoint(
     folder = run / "checkpoints"
     final = folder / f"step-{step:08d}"
     part = folder / f".{final.name}.{os.getpid()}.part"
+    for left in folder.glob(".step-*.part"):  # by a process that was killed: the run directory is ours alone now
+        shutil.rmtree(left)
     try:
         part.mkdir(parents=True, exist_ok=True)
         save_tensors(part / "module.safetensors", module.state_dict())
@@ -50,7 +53,7 @@ def save_checkpoint(
 
 def list_checkpoints(run: Path) -> list[Path]:
     """Complete checkpoints of a run, oldest first."""
-    return sorted((run / "checkpoints").glob("step-*"))
+    return sorted((run / "checkpoints").glob("step-" + "[0-9]" * 8))
 
 
 def load_checkpoint(
@@ -61,7 +64,12 @@ def load_checkpoint(
     Raises `CorruptFileError` naming the file, and what to delete to continue from the checkpoint before.
     """
     try:
+        missing = [name for name in FILES if not (folder / name).exists()]
+        if missing:
+            raise CorruptFileError(f"{folder} lacks {', '.join(missing)}")
         state = read_json(folder / "state.json")
+        if not isinstance(state, dict) or not isinstance(state.get("step"), int):
+            raise CorruptFileError(f"{folder / 'state.json'} has no integer `step`")
         load_state(module, load_tensors(folder / "module.safetensors"), str(folder))
         _unflatten(optimizer, module, load_tensors(folder / "optimizer.safetensors"), str(folder))
         return state, load_tensors(folder / "task.safetensors")

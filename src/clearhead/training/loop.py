@@ -82,8 +82,8 @@ class LoopSettings:
 
     batch_blocks: int
     seed: int
-    grad_clip: float = 1.0
-    checkpoint_every: int = 200
+    grad_clip: float
+    checkpoint_every: int
     betas: tuple[float, float] = (0.9, 0.999)
 
 
@@ -98,20 +98,23 @@ def fit(
 ) -> dict[str, float]:
     """Train `task` to the end of `schedule`, resuming from the newest checkpoint in `run` if there is one.
 
-    Returns the tokens per second of this process's share of the run and the last logged metrics. Raises
-    `NonFiniteError` when the loss stops being a number and `KeyboardInterrupt` after Ctrl-C, with a checkpoint saved.
+    Returns the seconds and tokens per second of the whole run, over all its processes' lives, and the last logged
+    metrics. Raises `NonFiniteError` when the loss or a weight stops being a number, and `KeyboardInterrupt` after
+    Ctrl-C, with a checkpoint saved.
     """
     optimizer = adam(task.groups(), schedule.peak_lr, settings.betas)
-    start = _resume(run, task, optimizer)
+    start, last, spent = _resume(run, task, optimizer, accelerator)
     forward, optimizer = accelerator.prepare(task.module, optimizer)
     rank, world = accelerator.process_index, accelerator.num_processes
     tokens_per_step = settings.batch_blocks * source.context
-    last: dict[str, float] = {}
-    begun = time.monotonic()
+    begun = time.monotonic() - spent
 
     def save(step: int) -> None:
+        nonlocal spent
+        _refuse_non_finite_weights(task.module, step, run)
+        spent = time.monotonic() - begun
         if accelerator.is_main_process:
-            extra = {"seed": settings.seed, "metrics": last}
+            extra = {"seed": settings.seed, "metrics": last, "seconds": spent}
             save_checkpoint(run.path, step, task.module, optimizer, task.state(), extra)
         accelerator.wait_for_everyone()
 
@@ -128,8 +131,8 @@ def fit(
                 metrics["grad_norm"] = torch.as_tensor(norm)
             if not math.isfinite(float(loss.detach())):
                 raise NonFiniteError(
-                    f"the training loss is {float(loss.detach())} at step {step}; the run in {run.path} still holds "
-                    f"its last checkpoint. Lower --lr, or look for damaged activations"
+                    f"the training loss is {float(loss.detach())} at step {step}; what the run in {run.path} had saved "
+                    f"before is unchanged. Lower --lr, or look for damaged activations"
                 )
             optimizer.step()
             optimizer.zero_grad()
@@ -139,30 +142,49 @@ def fit(
             if done % LOG_EVERY == 0 or done == schedule.steps:
                 last = {name: float(value) for name, value in metrics.items()}
                 last |= {"loss": float(loss.detach()), "lr": schedule.peak_lr * schedule.lr_factor(step)}
-                rate = (done - start) * tokens_per_step / (time.monotonic() - begun)
+                rate = done * tokens_per_step / (time.monotonic() - begun)
                 if accelerator.is_main_process:
                     run.log(step=done, tokens=done * tokens_per_step, **last, tokens_per_second=round(rate, 1))
                     if tracker is not None:
                         tracker.log(last, done)
-            if stopped() or done % settings.checkpoint_every == 0 or done == schedule.steps:
+            stop = _any_process(stopped(), accelerator)
+            if stop or done % settings.checkpoint_every == 0 or done == schedule.steps:
                 save(done)
-            if stopped() and done < schedule.steps:
+            if stop and done < schedule.steps:
                 raise KeyboardInterrupt(f"saved after step {done} of {schedule.steps} in {run.path}")
-    seconds = time.monotonic() - begun
-    steps = schedule.steps - start
-    return {"tokens_per_second": steps * tokens_per_step / seconds if steps else 0.0, "train_seconds": seconds, **last}
+    return {"tokens_per_second": total / spent, "train_seconds": spent, **last}
 
 
-def _resume(run: RunDirectory, task: Task, optimizer: torch.optim.Optimizer) -> int:
-    """Restore the newest checkpoint; returns the number of steps already done."""
+def _resume(
+    run: RunDirectory, task: Task, optimizer: torch.optim.Optimizer, accelerator: Accelerator
+) -> tuple[int, dict[str, float], float]:
+    """Restore the newest checkpoint; returns the steps already done, their last metrics and the seconds they took."""
     found = list_checkpoints(run.path)
-    if not found:
-        run.truncate_metrics(0)
-        return 0
-    state, tensors = load_checkpoint(found[-1], task.module, optimizer)
-    task.load_state(tensors)
-    run.truncate_metrics(int(state["step"]))
-    return int(state["step"])
+    state: dict[str, Any] = {"step": 0, "metrics": {}, "seconds": 0.0}
+    if found:
+        state, tensors = load_checkpoint(found[-1], task.module, optimizer)
+        task.load_state(tensors)
+    if accelerator.is_main_process:
+        run.truncate_metrics(int(state["step"]))
+    return int(state["step"]), dict(state["metrics"]), float(state["seconds"])
+
+
+def _any_process(flag: bool, accelerator: Accelerator) -> bool:
+    """Whether the flag is up anywhere: processes that stopped a step apart would wait for each other for ever."""
+    if accelerator.num_processes == 1:
+        return flag
+    count = accelerator.reduce(torch.tensor(float(flag), device=accelerator.device), reduction="sum")
+    return float(torch.as_tensor(count)) > 0
+
+
+def _refuse_non_finite_weights(module: nn.Module, step: int, run: RunDirectory) -> None:
+    """Raise `NonFiniteError` before damaged weights replace the last good checkpoint."""
+    for name, parameter in module.named_parameters():
+        if not bool(torch.isfinite(parameter).all()):
+            raise NonFiniteError(
+                f"{name} holds NaN or infinity after step {step}, so it was not saved; the run in {run.path} still "
+                f"holds its checkpoint before that. Lower --lr, or look for damaged activations"
+            )
 
 
 def _to_device(batch: Activations, device: torch.device) -> Activations:

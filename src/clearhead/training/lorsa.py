@@ -19,6 +19,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from clearhead.data.harvest import Activations
+from clearhead.dictionaries.init import Sample
 from clearhead.dictionaries.lorsa import Lorsa, LorsaOutput
 from clearhead.errors import ClearheadError
 from clearhead.ops.topk import active
@@ -36,7 +37,7 @@ class Scales:
     output: float
 
 
-def measure_scales(sample: Activations) -> Scales:
+def measure_scales(sample: Activations | Sample) -> Scales:
     """Factors from a sample of activations, position 0 excluded; refuses an output that is zero everywhere."""
     d = sample.x.shape[-1]
     norms = [float(part[:, 1:].norm(dim=-1).mean()) for part in (sample.x, sample.y)]
@@ -80,7 +81,11 @@ class LorsaTask:
     def loss(
         self, forward: Callable[..., Any], batch: Activations, schedule: Schedule, step: int
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """Loss of one batch (a mean over its tokens from position 1 on) and what to log."""
+        """Loss of one batch (a mean over its tokens from position 1 on) and what to log.
+
+        `batch_fvu` takes the batch's own mean and variance, and the current k: it follows the training and is no
+        substitute for the FVU that `training.evaluate` measures on held-out text.
+        """
         output: LorsaOutput = forward(batch.x * self.scales.input, schedule.active(step))
         target = (batch.y * self.scales.output)[:, 1:].flatten(0, 1)
         residual = target - output.y[:, 1:].flatten(0, 1)
@@ -88,17 +93,18 @@ class LorsaTask:
         values = output.codes.values[:, 1:].flatten(0, 1)
         heads = output.codes.heads[:, 1:].flatten(0, 1)
         pre = output.pre[:, 1:].flatten(0, 1)
-        aux = aux_loss(residual, pre, self.lorsa.W_O, self.dead.heads, self.aux_k)
+        dead = self.dead.heads
+        aux = aux_loss(residual, pre, self.lorsa.W_O, dead, self.aux_k)
         loss = error + self.aux_weight * aux + self._sparsity(pre, values)
         with torch.no_grad():
             self._fired, self._tokens = fired(values, heads, self.lorsa.n_heads), len(values)
             self._note_threshold(values)
             spread = (target - target.mean(0)).square().sum(-1).mean()
             metrics = {
-                "fvu": error.detach() / spread,
+                "batch_fvu": error.detach() / spread,
                 "l0": (values != 0).sum(-1).float().mean(),
                 "aux": aux.detach(),
-                "dead": torch.tensor(float(len(self.dead.heads))),
+                "dead": torch.tensor(float(len(dead))),
                 "k": torch.tensor(float(schedule.active(step))),
             }
         return loss, metrics

@@ -24,7 +24,8 @@ from clearhead.dictionaries.init import draw_sample, initialise, lorsa_config
 from clearhead.dictionaries.lorsa import Lorsa
 from clearhead.errors import ClearheadError
 from clearhead.model.access import Model
-from clearhead.model.geometry import attention_geometry
+from clearhead.model.geometry import attention_geometry, verify_scores
+from clearhead.model.loading import choose_device
 from clearhead.model.weights import attention_weights
 from clearhead.runs import RunDirectory
 from clearhead.training.checkpoint import list_checkpoints
@@ -44,7 +45,7 @@ def train_lorsa(config: TrainLorsa) -> dict[str, Any]:
     Raises `ClearheadError` when the directory holds another configuration, when the text is too short for one batch,
     or when a Lorsa cannot imitate the layer; whatever was computed stays in the run directory.
     """
-    accelerator = Accelerator(cpu=config.device == "cpu", mixed_precision="bf16" if config.bf16 else "no")
+    accelerator = open_accelerator(config)
     model = Model.load(config.model, dtype=config.dtype, device=str(accelerator.device))
     config = config.resolved(n_layers=model.n_layers, d_model=model.d_model, d_head=model.d_head, n_heads=model.n_heads)
     run = RunDirectory(Path(str(config.out)))
@@ -56,8 +57,10 @@ def train_lorsa(config: TrainLorsa) -> dict[str, Any]:
         source, blocks = open_source(model, config)
         batch_blocks = config.batch_tokens // config.context
         check_source(source, batch_blocks, accelerator.num_processes)
+        if config.activation == "batchtopk" and accelerator.num_processes > 1:
+            raise ClearheadError("batchtopk ranks a whole batch; train it in one process, or use --activation topk")
         fresh = not list_checkpoints(run.path)
-        lorsa, scales = build_lorsa(model, config, source, fresh=fresh)
+        lorsa, scales = build_lorsa(model, config, blocks, fresh=fresh)
         task = LorsaTask(
             lorsa.to(accelerator.device),
             scales,
@@ -85,15 +88,39 @@ def train_lorsa(config: TrainLorsa) -> dict[str, Any]:
             "k": config.k,
             "tokens": config.steps() * config.batch_tokens,
             "parameters": sum(parameter.numel() for parameter in lorsa.parameters()),
-            "train_fvu": result.get("fvu"),
+            "final_batch_fvu": result["batch_fvu"],
             **{key: result[key] for key in ("tokens_per_second", "train_seconds")},
             "peak_memory_bytes": peak_memory(),
         }
         if accelerator.is_main_process:
             lorsa.provenance = provenance(config, model, blocks)
-            lorsa.save_pretrained(run.path / "lorsa", {"train_fvu": result["fvu"]} if "fvu" in result else None)
+            lorsa.save_pretrained(run.path / "lorsa")
             run.write_summary(summary)
         return summary
+
+
+def open_accelerator(config: TrainLorsa) -> Accelerator:
+    """The view that accelerate has of devices, processes and precision, for the device that was asked for.
+
+    Raises `ClearheadError` when accelerate would compute elsewhere, and when this process trained before with other
+    settings, which accelerate keeps for the life of a process.
+    """
+    asked = choose_device(config.device)
+    try:
+        accelerator = Accelerator(cpu=asked.type == "cpu", mixed_precision="bf16" if config.bf16 else "no")
+    except ValueError as error:
+        raise ClearheadError(
+            f"this process has already trained with another device or precision ({error}); start a new one"
+        ) from error
+    if config.device == "auto":
+        return accelerator
+    given = accelerator.device
+    if asked.type != given.type or asked.index not in (None, given.index):
+        raise ClearheadError(
+            f"--device {config.device} was asked for and training would run on {given}; choose the device with "
+            f"CUDA_VISIBLE_DEVICES and leave out --device, or start a new process"
+        )
+    return accelerator
 
 
 def plan(config: TrainLorsa) -> Schedule:
@@ -132,19 +159,28 @@ def open_source(model: Model, config: TrainLorsa) -> tuple[Source, TokenBlocks]:
     store = ActivationStore(config.store) if config.store else None
     # a store is read as a whole, whatever the number of training tokens: fewer are a part of an epoch, more are several
     n_tokens = len(store) * store.context if store else config.tokens
-    blocks = token_blocks(
-        model.tokenizer, config.text, split="train", n_tokens=n_tokens, context=config.context, at_most=True
-    )
-    layer = int(config.layer or 0)
+    blocks = token_blocks(model, config.text, split="train", n_tokens=n_tokens, context=config.context, at_most=True)
+    layer = layer_of(config)
     if store is None:
         return LiveActivations(model, blocks, layer), blocks
     store.check(model=config.model, layer=layer, text_sha256=blocks.sha256)
     return store, blocks
 
 
-def build_lorsa(model: Model, config: TrainLorsa, source: Source, *, fresh: bool) -> tuple[Lorsa, Scales]:
-    """A Lorsa of the configured size with initial weights; `fresh=False` leaves them to the checkpoint."""
-    layer = int(config.layer or 0)
+def layer_of(config: TrainLorsa) -> int:
+    """The layer of a resolved configuration."""
+    if config.layer is None:
+        raise ClearheadError("the configuration names no layer; resolve it with the model's shape first")
+    return config.layer
+
+
+def build_lorsa(model: Model, config: TrainLorsa, blocks: TokenBlocks, *, fresh: bool) -> tuple[Lorsa, Scales]:
+    """A Lorsa of the configured size with initial weights; `fresh=False` leaves them to the checkpoint.
+
+    Whatever starts from the model's own queries and keys first rebuilds the model's scores from them: a rotation or
+    norm read wrongly would otherwise start, and stay, as a quietly wrong pattern.
+    """
+    layer = layer_of(config)
     geometry = attention_geometry(model, layer)
     shape = lorsa_config(
         geometry,
@@ -157,10 +193,11 @@ def build_lorsa(model: Model, config: TrainLorsa, source: Source, *, fresh: bool
     lorsa = Lorsa(shape)
     if not fresh:
         return lorsa, Scales(1.0, 1.0)
-    chosen = indices(config.seed, 0, min(SAMPLE_BLOCKS, len(source)), len(source))
-    batch = source.batch(chosen)
-    scales = measure_scales(batch)
-    sample = draw_sample(model, layer, batch.tokens)
+    if config.init != "random":
+        verify_scores(model, layer)
+    chosen = indices(config.seed, 0, min(SAMPLE_BLOCKS, len(blocks)), len(blocks))
+    sample = draw_sample(model, layer, blocks.tokens[chosen])
+    scales = measure_scales(sample)
     weights = attention_weights(model, layer)
     initialise(lorsa, config.init, weights, sample, scales.input, scales.output, config.seed)
     return lorsa.train(), scales
