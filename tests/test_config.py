@@ -92,7 +92,7 @@ def test_to_dict_says_schema_verb_and_version():
         ({"tokens": 0}, "--tokens 0"),
         ({"lr": -1.0}, "--lr -1.0"),
         ({"warmup_share": 1.5}, "--warmup-share 1.5 .* between 0 and 1"),
-        ({"warmup_share": 0.6, "decay_share": 0.6}, "exceeds the whole run"),
+        ({"warmup_share": 0.6, "decay_share": 0.6}, "--warmup-share 0.6 .* more than --decay-share leaves"),
         ({"aux_k": -1}, "--aux-k -1 .* 0 to turn it off"),
         ({"activation": "relu"}, "--l0-weight 0.0 .* nothing else makes relu sparse; begin with --l0-weight 0.5"),
         ({"activation": "jumprelu", "l0_weight": -1.0}, "--l0-weight -1.0"),

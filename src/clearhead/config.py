@@ -34,10 +34,9 @@ class Verb:
     def __post_init__(self):
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
-            if isinstance(value, float) and not math.isfinite(value):
-                raise ClearheadError(f"--{field.name.replace('_', '-')} {value} is not possible: give a finite number")
-            if field.name == "seed" and value < 0:
-                raise ClearheadError(f"--seed {value} is not possible: give 0 or a positive number")
+            option = field.name.replace("_", "-")
+            self._refuse(isinstance(value, float) and not math.isfinite(value), option, "give a finite number")
+            self._refuse(option == "seed" and value < 0, option, "give 0 or a positive number")
         self.validate()
 
     def validate(self) -> None:
@@ -51,8 +50,7 @@ class Verb:
 
     def _refuse(self, broken: bool, option: str, expected: str) -> None:
         if broken:
-            given = getattr(self, option.replace("-", "_"))
-            raise ClearheadError(f"--{option} {given} is not possible: {expected}")
+            raise ClearheadError(f"--{option} {getattr(self, option.replace('-', '_'))} is not possible: {expected}")
 
     def _positive(self, *options: str) -> None:
         for option in options:
@@ -206,11 +204,8 @@ class TrainLorsa(OfModel):
             f"a batch holds whole blocks; give a multiple of --context {self.context}",
         )
         for share in ("warmup-share", "decay-share", "k-anneal-share"):
-            value = getattr(self, share.replace("-", "_"))
-            self._refuse(not 0 <= value <= 1, share, "a share lies between 0 and 1")
-        self._refuse(
-            self.warmup_share + self.decay_share > 1, "warmup-share", "with --decay-share it exceeds the whole run"
-        )
+            self._refuse(not 0 <= getattr(self, share.replace("-", "_")) <= 1, share, "a share lies between 0 and 1")
+        self._refuse(self.warmup_share + self.decay_share > 1, "warmup-share", "more than --decay-share leaves")
         for option in ("aux-k", "l0-weight", "grad-clip", "qk-lr-factor"):
             self._refuse(getattr(self, option.replace("-", "_")) < 0, option, "give 0 to turn it off")
         kind, by_weight = self.activation, self.activation in ("relu", "jumprelu")
@@ -232,9 +227,7 @@ class TrainLorsa(OfModel):
 
     def directory(self) -> Path:
         """The run directory; defined once `layer` and `heads` are."""
-        if self.out is not None:
-            return self.out
-        return Path("runs") / f"{Path(self.model).name}-{self.layer}-h{self.heads}-k{self.k}-{self.init}"
+        return self.out or Path("runs") / f"{Path(self.model).name}-{self.layer}-h{self.heads}-k{self.k}-{self.init}"
 
     def steps(self) -> int:
         """Optimiser steps: tokens divided by tokens per step, rounded up."""
