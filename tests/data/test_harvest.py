@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from clearhead.data.harvest import LiveActivations
-from clearhead.errors import ClearheadError, NonFiniteError, UnknownNameError
+from clearhead.errors import ClearheadError, NonFiniteError
 
 
 def test_a_batch_is_what_the_model_reads_at_its_sites(model, make_blocks):
@@ -26,12 +26,6 @@ def test_the_micro_batch_changes_speed_alone(model, make_blocks):
 
 def test_negative_layers_count_from_the_end(model, make_blocks):
     assert LiveActivations(model, make_blocks(2), -1).sites == ("attn_in.1", "attn_out.1")
-
-
-def test_other_sites_can_be_read(model, make_blocks):
-    blocks = make_blocks(2)
-    batch = LiveActivations(model, blocks, 0, in_site="mlp_in", out_site="mlp_out").batch([1])
-    assert torch.equal(batch.y, model.run(blocks.tokens[1:], read=["mlp_out.0"])["mlp_out.0"])
 
 
 def test_layers_above_the_site_are_not_run(model, make_blocks, monkeypatch):
@@ -75,10 +69,8 @@ def test_blocks_that_do_not_exist_are_refused(model, make_blocks, chosen):
         LiveActivations(model, make_blocks(6), 0).batch(chosen)
 
 
-def test_unknown_layers_and_sites_are_refused(model, make_blocks):
+def test_layers_that_do_not_exist_are_refused(model, make_blocks):
     with pytest.raises(ClearheadError, match="the model has layers 0 to 1"):
         LiveActivations(model, make_blocks(2), 9)
-    with pytest.raises(UnknownNameError, match="did you mean 'attn_in"):
-        LiveActivations(model, make_blocks(2), 0, in_site="attn_inn")
     with pytest.raises(ClearheadError, match="at least 1 block"):
         LiveActivations(model, make_blocks(2), 0, micro_batch=0)

@@ -13,7 +13,7 @@ from clearhead.data import store as store_module
 from clearhead.data.harvest import LiveActivations
 from clearhead.data.store import ActivationStore, write_store
 from clearhead.errors import ClearheadError, CorruptFileError, NonFiniteError, UnknownNameError
-from clearhead.runs import RunDirectory, read_json
+from clearhead.runs import RunDirectory, read_json, write_json
 
 # 16 tokens x 2 x 128 numbers of 4 bytes and 8-byte ids: three blocks of 16,512 bytes to a shard
 SHARD = 50_000
@@ -149,6 +149,17 @@ def test_check_compares_model_layer_and_text(written):
         written.check(model="smollm2", layer=12)
     with pytest.raises(ClearheadError, match="text_sha256 .* not 'other'"):
         written.check(model="clearhead-tiny", layer=1, text_sha256="other")
+
+
+def test_check_compares_sites_dtype_and_revision(written):
+    written.check(model="clearhead-tiny", layer=1, dtype=torch.float32, revision="a")  # a local model records none
+    with pytest.raises(ClearheadError, match="model_dtype 'float32', not 'bfloat16'"):
+        written.check(model="clearhead-tiny", layer=1, dtype=torch.bfloat16)
+    index = read_json(written.path / "index.json")
+    write_json(written.path / "index.json", index | {"sites": ["mlp_in.1", "mlp_out.1"], "model_revision": "b"})
+    other = ActivationStore(written.path)
+    with pytest.raises(ClearheadError, match="sites .*'mlp_in.1'.*, not .*'attn_in.1'.*; model_revision 'b', not 'a'"):
+        other.check(model="clearhead-tiny", layer=1, revision="a")
 
 
 def test_two_processes_do_not_write_one_store(source, tmp_path):

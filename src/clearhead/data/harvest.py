@@ -32,7 +32,7 @@ class LiveActivations:
     """Serves activations of numbered blocks by running the model; batches larger than `micro_batch` run in parts.
 
     x and y come in float32 where the model computes in a 16-bit format, else in the model's own, and on its device.
-    Raises `ClearheadError` for a layer or a site that does not exist.
+    Raises `ClearheadError` for a layer that does not exist.
     """
 
     def __init__(
@@ -41,17 +41,16 @@ class LiveActivations:
         blocks: TokenBlocks,
         layer: int,
         *,
-        in_site: str = "attn_in",
-        out_site: str = "attn_out",
         micro_batch: int = 8,
     ):
         if micro_batch < 1:
             raise ClearheadError(f"micro_batch: expected at least 1 block, got {micro_batch}")
         self.model = model
         self.blocks = blocks
-        sites = [parse(f"{name}.{layer}", model.n_layers) for name in (in_site, out_site)]
+        for site in attention_sites(layer):
+            parse(site, model.n_layers)
         self.layer = layer % model.n_layers
-        self.sites = (str(sites[0]), str(sites[1]))
+        self.sites = attention_sites(self.layer)
         self.context: int = blocks.context
         self.d: int = model.d_model
         self.micro_batch = micro_batch
@@ -72,6 +71,11 @@ class LiveActivations:
         refuse_non_finite(batch.x, self.sites[0], chosen)
         refuse_non_finite(batch.y, self.sites[1], chosen)
         return batch
+
+
+def attention_sites(layer: int) -> tuple[str, str]:
+    """The sites of a layer's input x and output y."""
+    return f"attn_in.{layer}", f"attn_out.{layer}"
 
 
 def check_indices(block_indices: Int64[Tensor, " b"] | Sequence[int], n: int) -> Int64[Tensor, " b"]:

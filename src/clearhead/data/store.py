@@ -21,7 +21,7 @@ from jaxtyping import Int64
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from clearhead.data.harvest import Activations, LiveActivations, check_indices, refuse_non_finite
+from clearhead.data.harvest import Activations, LiveActivations, attention_sites, check_indices, refuse_non_finite
 from clearhead.errors import ClearheadError, CorruptFileError, UnknownNameError
 from clearhead.hub import sha256_of
 from clearhead.runs import RunDirectory, progress, read_json, write_json, written_aside
@@ -96,11 +96,27 @@ class ActivationStore:
     def __len__(self) -> int:
         return self.index["blocks"]
 
-    def check(self, *, model: str, layer: int, text_sha256: str | None = None) -> None:
-        """Raise `ClearheadError` unless the store holds this model's layer (and these token blocks, when given)."""
-        asked = {"model": model, "layer": layer}
+    def check(
+        self,
+        *,
+        model: str,
+        layer: int,
+        text_sha256: str | None = None,
+        dtype: torch.dtype | None = None,
+        revision: str | None = None,
+    ) -> None:
+        """Raise `ClearheadError` unless the store holds the input and output of this model's attention layer.
+
+        text_sha256 (of the token blocks), dtype and revision of the model are compared where they are given; the
+        revision only where the store names one, as local folders have none.
+        """
+        asked: dict[str, Any] = {"model": model, "layer": layer, "sites": list(attention_sites(layer))}
         if text_sha256 is not None:
             asked["text_sha256"] = text_sha256
+        if dtype is not None:
+            asked["model_dtype"] = _name(dtype)
+        if revision is not None and self.index["model_revision"] is not None:
+            asked["model_revision"] = revision
         _refuse_other(self.path, self.index, asked)
 
     def batch(self, block_indices: Int64[Tensor, " b"] | Sequence[int]) -> Activations:
@@ -145,7 +161,7 @@ def _header(source: LiveActivations, dtype: StoreDtype, shard_blocks: int) -> di
         "model": source.model.name,
         "model_note": source.model.note,
         "model_revision": source.model.revision,
-        "model_dtype": str(source.model.dtype).removeprefix("torch."),
+        "model_dtype": _name(source.model.dtype),
         "layer": source.layer,
         "sites": list(source.sites),
         "text": source.blocks.source,
@@ -157,6 +173,10 @@ def _header(source: LiveActivations, dtype: StoreDtype, shard_blocks: int) -> di
         "dtype": dtype,
         "shard_blocks": shard_blocks,
     }
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 def _begin(path: Path, header: dict[str, Any]) -> dict[str, Any]:
