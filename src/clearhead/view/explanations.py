@@ -5,12 +5,15 @@ and attention A_g (arXiv 2504.20938, section 3); m runs over the original heads 
 """
 
 EXPLANATIONS: dict[str, str] = {
-    "rate": "Share of held-out tokens on which this unit is active: n_active / n_tokens.",
-    "n_active": "Number of held-out tokens on which this unit is active.",
+    "rate": "Share of the held-out tokens analysed on which this unit is active: n_active / n_tokens.",
+    "n_active": "Number of the held-out tokens analysed on which this unit is active.",
     "mean_activation": "Mean activation over the tokens where the unit is active; zeros are left out.",
     "max_activation": "Largest activation on the held-out text. Token backgrounds are scaled to it.",
     "decoder_norm": "Length of the output vector, |w_o|. The unit adds z·w_o to the layer's output.",
-    "dead": "Never active on the held-out tokens that were evaluated.",
+    "dead": (
+        "Never active on the held-out tokens analysed. The summary's share of dead units counts those never active on "
+        "the tokens evaluated, usually more of them; both numbers of tokens stand in the summary."
+    ),
     "participation": (
         "Over how many original heads the unit spreads: 1 / Σ p², where p is its share of each original head "
         "(p sums to 1). 1 means one head; the number of heads means all equally."
@@ -42,8 +45,11 @@ EXPLANATIONS: dict[str, str] = {
     "fvu": "Fraction of variance unexplained: Σ|y − ŷ|² / Σ|y − ȳ|² on held-out text, position 0 left out. 0 is exact.",
     "explained_variance": "1 − variance of the error / variance of y: like 1 − FVU, but a constant error is forgiven.",
     "l0": "Mean number of active units per token.",
-    "dead_share": "Share of units never active on the held-out tokens that were evaluated.",
-    "over_dense_share": "Share of units active on more than a tenth of the held-out tokens.",
+    "dead_share": (
+        "Share of units never active on the held-out tokens evaluated. A unit is marked dead in the list by the tokens "
+        "analysed (“Dead among tokens analysed”); both numbers of tokens stand below."
+    ),
+    "over_dense_share": "Share of units active on more than a tenth of the held-out tokens evaluated.",
     "ce_clean": "Cross-entropy of the untouched model on held-out text, nats per token.",
     "ce_replaced": "Cross-entropy when the layer's attention output is replaced by the reconstruction, nats per token.",
     "ce_zero": "Cross-entropy when the layer's attention output is set to zero, nats per token.",
@@ -57,7 +63,7 @@ EXPLANATIONS: dict[str, str] = {
     "spanning_routing": "The same by the routing formula.",
     "spanning_output_shuffled": "Control: output shares with the write vectors exchanged between units at random.",
     "analysed_tokens": "Held-out tokens from which the units' rates, examples and shares were taken.",
-    "analysed_dead_share": "Share of units never active on the tokens analysed.",
+    "analysed_dead_share": "Share of units never active on the tokens analysed: those that the list marks dead.",
     "error_by_position": (
         "Error at each position of the context: √(Σ|y − ŷ|² / Σ|y|²) over the held-out blocks. Position 0 is shown but "
         "left out of the FVU."
