@@ -7,7 +7,7 @@
 Top and a uniform random sample of active tokens are both "the s entries of smallest key per unit": the key is the
 negated magnitude for the first and a hash of (seed, unit, token) for the second. So memory is O(units · s), the
 result does not depend on how the data are cut into batches or in which order they come, and ties go to the earlier
-token. Quantile bands are those of the sample. Contexts and z patterns are attached by `catalogue.analyze`.
+token. Quantile bands are those of the sample. Contexts and z patterns are attached by `contexts.Contexts`.
 """
 
 from typing import NamedTuple

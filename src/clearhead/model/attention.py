@@ -10,7 +10,7 @@ mask interface (without the second, the causal mask is silently lost). It calls 
 Nothing is re-implemented, so nothing can drift. Families that compute attention without the interface run under the
 same tap around the whole forward (`tap_forward`).
 
-Not here: gates on edges (gates.py), projections (places.py).
+Not here: projections (places.py).
 """
 
 import inspect
