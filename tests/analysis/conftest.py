@@ -12,7 +12,7 @@ TINY = Path(__file__).parents[1] / "assets" / "tiny-gpt2-2L"
 
 def make_lorsa(seed=0, dtype=torch.float32, **changes):
     settings = {"d_model": 16, "n_heads": 24, "n_groups": 4, "d_qk": 8, "k": 5, "scale": 8**-0.5, **changes}
-    lorsa = Lorsa(LorsaConfig(**settings), {"model": "toy", "layer": 1}).to(dtype).eval().requires_grad_(False)
+    lorsa = Lorsa(LorsaConfig(**settings), {"model": str(TINY), "layer": 1}).to(dtype).eval().requires_grad_(False)
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for parameter in lorsa.parameters():

@@ -202,7 +202,7 @@ def test_neither_batches_nor_memory_change_the_result(atlas, lorsa, model, block
 def test_a_model_without_a_tokenizer_shows_numbers(lorsa, model, blocks, tmp_path):
     from clearhead.model.access import Model
 
-    bare = Model(model.hf, None, name="bare", self_test=False)
+    bare = Model(model.hf, None, name=model.name, self_test=False)
     found = analyze(lorsa, bare, LAYER, blocks, tmp_path / "a", top=1, quantiles=0, negatives=0, routing_tokens=1)
     row = found.sql("select * from examples limit 1")[0]
     assert row["tokens"] == [f"<{i}>" for i in row["token_ids"]]
@@ -222,6 +222,10 @@ def test_signed_heads_keep_their_sign(make_lorsa, model, blocks, tmp_path):
 def test_what_does_not_belong_together_is_refused(make_lorsa, lorsa, model, blocks, tmp_path):
     with pytest.raises(ClearheadError, match="reads 16 dimensions"):
         analyze(make_lorsa(), model, LAYER, blocks, tmp_path / "a")
+    other = make_lorsa(d_model=model.d_model)
+    other.provenance["model"] = "org/other"
+    with pytest.raises(ClearheadError, match="trained on org/other, not .*tiny-gpt2-2L; load that model"):
+        analyze(other, model, LAYER, blocks, tmp_path / "a")
     with pytest.raises(ClearheadError, match="trained on layer 1, not 0"):
         analyze(lorsa, model, 0, blocks, tmp_path / "a")
     with pytest.raises(ClearheadError, match="no token blocks"):

@@ -272,6 +272,12 @@ def _check(lorsa: Lorsa, model: Model, layer: int, blocks: TokenBlocks) -> None:
             f"the Lorsa reads {lorsa.config.d_model} dimensions and {model.name} has {model.d_model}; "
             f"give the model it was trained on ({lorsa.provenance.get('model', 'not recorded')})"
         )
+    name = lorsa.provenance.get("model", model.name)
+    if name != model.name:
+        raise ClearheadError(
+            f"the Lorsa was trained on {name}, not {model.name}; load that model, or pass it on as "
+            f"Model(..., name={name!r}) if it is the same under another name"
+        )
     trained = lorsa.provenance.get("layer", layer)
     if trained != layer:
         raise ClearheadError(f"the Lorsa was trained on layer {trained}, not {layer}; give layer={trained}")
