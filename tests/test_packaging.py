@@ -1,3 +1,4 @@
+import ast
 import re
 import subprocess
 import sys
@@ -47,6 +48,12 @@ def test_wheel_holds_every_source_file_and_every_data_file(wheel):
     assert {".py", ".c", ".js", ".css"} <= suffixes
 
 
+def test_wheel_holds_the_small_model_where_the_package_looks_for_it(wheel):
+    kept = ROOT / "tests" / "assets" / "tiny-gpt2-2L"
+    for path in kept.iterdir():
+        assert wheel[f"clearhead/model/assets/tiny-gpt2-2L/{path.name}"] == path.read_bytes()
+
+
 def test_wheel_holds_nothing_else(wheel):
     about = f"clearhead-{clearhead.__version__}.dist-info/"
     assert not [name for name in wheel if not name.startswith(("clearhead/", about))]
@@ -75,12 +82,22 @@ def test_this_environment_is_the_pinned_one():
         assert metadata.version(name).partition("+")[0] == PINS[name]
 
 
-def test_no_requirement_goes_unused():
-    imported = set()
+def imported():
+    """Top-level names of every import statement of the package."""
+    names = set()
     for path in (ROOT / "src").rglob("*.py"):
-        imported |= set(re.findall(r"^\s*(?:from|import) (\w+)", path.read_text(), flags=re.M))
-    for text in PROJECT["dependencies"]:
-        assert Requirement(text).name.replace("-", "_") in imported, text
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Import):
+                names |= {alias.name.partition(".")[0] for alias in node.names}
+            elif isinstance(node, ast.ImportFrom):
+                names.add(str(node.module).partition(".")[0])
+    return names
+
+
+def test_requirements_are_what_is_imported():
+    declared = {Requirement(text).name.replace("-", "_") for text in PROJECT["dependencies"]}
+    # llamascopium: the reference package, in an environment of its own
+    assert declared == imported() - set(sys.stdlib_module_names) - {"clearhead", "llamascopium"}
 
 
 def test_licence_is_whole():

