@@ -151,7 +151,7 @@ class TrainLorsa(OfModel):
     """Which heads stay active at a token."""
     init: Initialisation = "data"
     """Starting weights: components of the original heads' outputs, their weights, noise, or the reference package's."""
-    lr: float = 1.5e-3
+    lr: float = 1e-3
     """Peak learning rate of Adam."""
     qk_lr_factor: float = 0.3
     """Learning rate of queries and keys, as a multiple of --lr."""
