@@ -163,7 +163,13 @@ def open_source(model: Model, config: TrainLorsa) -> tuple[Source, TokenBlocks]:
     layer = layer_of(config)
     if store is None:
         return LiveActivations(model, blocks, layer), blocks
-    store.check(model=config.model, layer=layer, text_sha256=blocks.sha256)
+    store.check(
+        model=config.model,
+        layer=layer,
+        text_sha256=blocks.sha256,
+        dtype=model.dtype,
+        revision=model.revision,
+    )
     return store, blocks
 
 

@@ -2,7 +2,7 @@
 
 The file name carries a hash of the sources, the compiler's version, its options and the processor, so a new version of
 any of them builds anew, and two processes that build at the same time replace each other's equal files.
-Not here: the check of the result (kernels.py) and the choice to use it (dispatch.py).
+Not here: the check of the result (check.py) and the choice to use it (dispatch.py).
 """
 
 import ctypes

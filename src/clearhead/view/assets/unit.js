@@ -112,7 +112,7 @@ async function fillExamples(panel, place, detail) {
       category ? help(category) : null,
       el("div", { class: "options" }, wholeSwitch(again)),
     ),
-    category ? legend() : el("p", { class: "none" }, units.dead[place] ? `This ${noun} was never active on the held-out text, so there is nothing to show.` : "The atlas holds no examples of it."),
+    category ? legend() : el("p", { class: "none" }, units.dead[place] ? `This ${noun} was never active on the tokens analysed, so there is nothing to show.` : "The atlas holds no examples of it."),
     el("div", { class: "cards" }, ...cardsShown),
   );
   if (cardsShown.length) activate(cards.get(cardsShown[0]));
