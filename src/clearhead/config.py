@@ -298,7 +298,7 @@ class Demo(Verb):
     """Model under study, as for `clearhead train lorsa`."""
     layer: int | None = 12
     """Attention layer."""
-    tokens: int = 100_000
+    tokens: int = 150_000
     """Tokens to train on."""
     heads: int | None = None
     """Number of Lorsa heads. Derived: 8 times the model's width."""
