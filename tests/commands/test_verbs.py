@@ -6,6 +6,9 @@ import pytest
 
 from clearhead import cli
 from clearhead.atlas import Atlas
+from clearhead.commands import analyze
+from clearhead.config import Analyze
+from clearhead.errors import ClearheadError
 
 SMALL = ["--model", "clearhead-tiny", "--layer", "1", "--context", "32", "--device", "cpu"]
 
@@ -77,6 +80,16 @@ def test_evaluate_writes_numbers_with_their_origin(place, evaluated):
     written = json.loads((place / "run" / "evaluation.json").read_text())
     assert 0 < written["fvu"] < 2 and written["split"] == "held_out"
     assert written["config"]["verb"] == "evaluate" and written["environment"]["versions"]["torch"]
+
+
+@pytest.mark.parametrize("text", ["[1]", '{"fvu": NaN}'])
+def test_analyze_refuses_what_is_no_evaluation_before_it_works(text, tmp_path):
+    (tmp_path / "evaluation.json").write_text(text)
+    with pytest.raises(ClearheadError, match="run clearhead evaluate again"):
+        analyze.write(Analyze(run=tmp_path))
+    (tmp_path / "atlas").write_text("a file")
+    with pytest.raises(ClearheadError, match="is a file"):
+        analyze.write(Analyze(run=tmp_path))
 
 
 def test_analyze_and_view_leave_an_atlas_and_a_page(place, analyzed, capsys):

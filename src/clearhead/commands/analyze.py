@@ -1,5 +1,6 @@
 """`clearhead analyze`: finds what each head of a trained Lorsa does, and writes it as an atlas."""
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -7,6 +8,7 @@ from clearhead.analysis.analyze import analyze
 from clearhead.commands.opened import open_run, plan_of
 from clearhead.commands.table import say
 from clearhead.config import Analyze
+from clearhead.errors import ClearheadError, CorruptFileError
 from clearhead.runs import read_json
 
 
@@ -18,27 +20,41 @@ def plan(config: Analyze) -> dict[str, Any]:
 
 def run(config: Analyze) -> None:
     """Analyse, and print where the atlas lies."""
-    say(f"atlas: {write(config)}; next: clearhead view {config.run}")
+    say(f"atlas: {write(config)}; next: clearhead view {config.out or config.run}")
 
 
 def write(config: Analyze) -> Path:
     """Analyse the run, write its atlas, and return the atlas' directory."""
+    folder = folder_of(config)
+    if folder.exists() and not folder.is_dir():  # asked before the work, not after it
+        raise ClearheadError(f"{folder} is a file; give a directory for the atlas with --out")
+    evaluation = _evaluation(config.run / "evaluation.json")
     opened = open_run(config)
-    evaluation = config.run / "evaluation.json"
     analyze(
         opened.lorsa,
         opened.model,
         opened.layer,
         opened.blocks,
-        folder_of(config),
+        folder,
         top=config.top,
         quantiles=config.quantiles,
         negatives=config.negatives,
         seed=config.seed,
-        evaluation=read_json(evaluation) if evaluation.exists() else None,
+        evaluation=evaluation,
         batch_blocks=config.batch_blocks,
     )
-    return folder_of(config)
+    return folder
+
+
+def _evaluation(path: Path) -> dict[str, Any] | None:
+    """The metrics that `clearhead evaluate` wrote, or None if it has not run."""
+    if not path.exists():
+        return None
+    metrics = read_json(path)
+    numbers = metrics.values() if isinstance(metrics, dict) else [math.nan]
+    if any(isinstance(value, float) and not math.isfinite(value) for value in numbers):
+        raise CorruptFileError(f"{path} holds no finite metrics; delete it or run clearhead evaluate again")
+    return metrics
 
 
 def folder_of(config: Analyze) -> Path:
