@@ -220,7 +220,7 @@ def test_qk_group_lists_the_siblings(desk, atlas_path):
 def test_dead_head_says_that_there_is_nothing(desk):
     desk.open("lorsa.12.20")
     assert desk.texts(".examples .none") == [
-        "This head was never active on the held-out text, so there is nothing to show."
+        "This head was never active on the tokens analysed, so there is nothing to show."
     ]
     assert "dead" in desk.texts(".title .tags")[0]
 
@@ -269,7 +269,7 @@ def test_explanations_open_on_hover_and_on_focus(desk):
     desk.open("lorsa.12.3")
     for act in ("hover", "focus"):
         getattr(desk.tab.locator(".figures .help").first, act)()
-        assert desk.tab.locator("#tip").text_content().startswith("Share of held-out tokens")
+        assert desk.tab.locator("#tip").text_content().startswith("Share of the held-out tokens analysed")
         assert desk.tab.locator("#tip").is_visible()
         desk.tab.keyboard.press("Escape")
         assert not desk.tab.locator("#tip").is_visible()

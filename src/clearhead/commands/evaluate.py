@@ -38,7 +38,7 @@ def measure(config: Evaluate) -> dict[str, Any]:
     record = metrics | {"config": config.to_dict(), "environment": environment()}
     write_json(file_of(config), record)
     if config.split == "held_out":
-        numbers = {name: value for name, value in metrics.items() if isinstance(value, int | float)}
+        numbers = {name: float(value) for name, value in metrics.items() if isinstance(value, int | float)}
         record_metrics(config.run / "lorsa", "lorsa", numbers)
     return metrics
 
