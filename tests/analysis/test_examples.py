@@ -4,10 +4,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from clearhead.analysis.entries import Entries, entries_of, mix
+from clearhead.analysis.entries import Entries, entries_of
 from clearhead.analysis.examples import CATEGORIES, ExampleCollector
 from clearhead.dictionaries.lorsa import Codes
 from clearhead.errors import ClearheadError, NonFiniteError
+from clearhead.ops.hash_rng import mix
 
 UNITS, BLOCKS, CONTEXT = 7, 12, 10
 

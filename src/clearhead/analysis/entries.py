@@ -45,17 +45,3 @@ def entries_of(codes: Codes, blocks: Int[np.ndarray, " b"], first: int = 0) -> E
         token,
         values[active].float().cpu().numpy(),
     )
-
-
-def mix(*numbers: NDArray[np.int64] | int) -> NDArray[np.uint64]:
-    """A pseudo-random 64-bit number for each tuple of integers: the same for the same tuple on every machine.
-
-    The finaliser of SplitMix64, applied after adding each integer in turn.
-    """
-    state = np.zeros(1, dtype=np.uint64)
-    for number in numbers:
-        state = state + np.asarray(number).astype(np.uint64) + np.uint64(0x9E3779B97F4A7C15)
-        state = (state ^ (state >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-        state = (state ^ (state >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-        state = state ^ (state >> np.uint64(31))
-    return state

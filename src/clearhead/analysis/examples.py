@@ -15,8 +15,9 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from clearhead.analysis.entries import Entries, mix
+from clearhead.analysis.entries import Entries
 from clearhead.errors import ClearheadError
+from clearhead.ops.hash_rng import mix
 
 CATEGORIES = ("top", "quantile", "negative")
 _SAMPLE_STREAM, _NEGATIVE_STREAM = 1, 2

@@ -17,6 +17,7 @@ from jaxtyping import Int64
 from torch import Tensor
 
 from clearhead.errors import ClearheadError
+from clearhead.ops.hash_rng import mix
 
 
 def indices(seed: int, step: int, batch: int, n: int, rank: int = 0, world: int = 1) -> Int64[Tensor, " b"]:
@@ -40,15 +41,7 @@ def indices(seed: int, step: int, batch: int, n: int, rank: int = 0, world: int 
 
 @lru_cache(maxsize=4)
 def _permutation(seed: int, epoch: int, n: int) -> np.ndarray:
-    key = _mix(_mix(np.array([seed % 2**64], dtype=np.uint64)) ^ np.uint64(epoch))
-    hashes = _mix(key ^ np.arange(n, dtype=np.uint64))
-    # _mix is a bijection of 64-bit numbers, so no two blocks tie
+    key = mix(mix(np.array([seed % 2**64], dtype=np.uint64)) ^ np.uint64(epoch))
+    hashes = mix(key ^ np.arange(n, dtype=np.uint64))
+    # mix is a bijection of 64-bit numbers, so no two blocks tie
     return np.argsort(hashes)
-
-
-def _mix(x: np.ndarray) -> np.ndarray:
-    """Finaliser of splitmix64 (Steele, Lea, Flood 2014) after its increment: a bijection with good avalanche."""
-    x = x + np.uint64(0x9E3779B97F4A7C15)
-    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return x ^ (x >> np.uint64(31))
