@@ -206,6 +206,18 @@ def test_exact_copy_of_real_attention(family):
     torch.testing.assert_close(y, run["attn_out.1"], atol=1e-5, rtol=1e-4)
 
 
+@torch.no_grad()
+def test_exact_copy_of_a_layer_of_smollm2():
+    model = Model.load("smollm2", self_test=False)
+    tokens = model.tokenize(
+        "The owls of the mill lived where nobody had ground corn since the war, and the owls knew it."
+    )
+    run = model.run(tokens, read=["attn_in.12", "attn_out.12"])
+    copy = from_attention(attention_weights(model, 12), attention_geometry(model, 12))
+    y, own = copy(run["attn_in.12"]).y, run["attn_out.12"]
+    assert float((y - own).norm() / own.norm()) < 1e-5
+
+
 @pytest.mark.parametrize(("family", "reason"), [("bloom", "ALiBi"), ("olmo2", "over all heads")])
 def test_layers_a_lorsa_cannot_imitate_are_refused(family, reason):
     model = Model(build(family), self_test=False)
