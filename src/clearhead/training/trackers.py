@@ -28,7 +28,7 @@ class _Tensorboard:
         self.writer.flush()
 
 
-def open_tracker(name: str, run: str, config: dict[str, Any], main_process: bool) -> Any:
+def open_tracker(name: str, run: Path, config: dict[str, Any], main_process: bool) -> Any:
     """The tracker called `name`, or None for "none" and on all but the main process.
 
     Raises `ClearheadError` with the command that installs it when its package is missing.
@@ -38,8 +38,8 @@ def open_tracker(name: str, run: str, config: dict[str, Any], main_process: bool
     try:
         if name == "tensorboard":
             writer = importlib.import_module("torch.utils.tensorboard").SummaryWriter
-            return _Tensorboard(writer(str(Path("runs") / run / "tensorboard")))
-        return _Session(importlib.import_module(name), run, config)
+            return _Tensorboard(writer(str(run / "tensorboard")))
+        return _Session(importlib.import_module(name), run.name, config)
     except ModuleNotFoundError as error:
         raise ClearheadError(
             f"--tracker {name} needs a package that is not installed; type: pip install {name}"

@@ -53,7 +53,7 @@ def train_lorsa(config: TrainLorsa) -> dict[str, Any]:
         refuse_other_run(run.path, config)
         if accelerator.is_main_process:
             run.write_config(config.to_dict())
-        tracker = open_tracker(config.tracker, run.path.name, config.to_dict(), accelerator.is_main_process)
+        tracker = open_tracker(config.tracker, run.path, config.to_dict(), accelerator.is_main_process)
         source, blocks = open_source(model, config)
         batch_blocks = config.batch_tokens // config.context
         check_source(source, batch_blocks, accelerator.num_processes)
