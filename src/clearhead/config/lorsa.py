@@ -1,83 +1,17 @@
-"""Every knob of every verb: one frozen dataclass per verb is its Python argument, its options and its config.json.
-
-The text under each field is what `--help` prints. What a model's own configuration determines (widths, RoPE, grouped
-heads, context) is derived when the verb runs and is no option; None means "derived" and the text says from what.
-This module loads neither torch nor transformers and touches no file.
-"""
+"""The verbs of a Lorsa: harvest, train, evaluate, analyze, and the demo that chains them."""
 
 import dataclasses
-import math
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 from tyro.conf import Positional
 
-import clearhead
-from clearhead.errors import ClearheadError
+from clearhead.config.verb import Dtype, OfModel, Split, Verb, resolve_layer
 
-SCHEMA = 1
-
-Dtype = Literal["float32", "bfloat16", "float16"]
-Split = Literal["train", "held_out"]
 Activation = Literal["topk", "batchtopk", "jumprelu", "relu", "signed-topk"]
 Initialisation = Literal["data", "original", "random", "reference"]
 Tracker = Literal["none", "wandb", "trackio", "tensorboard"]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Verb:
-    """What all verbs share: a name, validation, and a form on disk that says which version wrote it."""
-
-    verb: ClassVar[str]
-
-    def __post_init__(self):
-        for field in dataclasses.fields(self):
-            value = getattr(self, field.name)
-            option = field.name.replace("_", "-")
-            self._refuse(isinstance(value, float) and not math.isfinite(value), option, "give a finite number")
-            self._refuse(option == "seed" and value < 0, option, "give 0 or a positive number")
-        self.validate()
-
-    def validate(self) -> None:
-        """Refuse what no run could mean; raises `ClearheadError` saying what to type instead."""
-
-    def to_dict(self) -> dict[str, Any]:
-        """The configuration as JSON values, with `schema`, `verb` and the version of clearhead that wrote it."""
-        fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
-        plain = {name: str(value) if isinstance(value, Path) else value for name, value in fields.items()}
-        return {"schema": SCHEMA, "verb": self.verb, "clearhead": clearhead.__version__} | plain
-
-    def _refuse(self, broken: bool, option: str, expected: str) -> None:
-        if broken:
-            raise ClearheadError(f"--{option} {getattr(self, option.replace('-', '_'))} is not possible: {expected}")
-
-    def _positive(self, *options: str) -> None:
-        for option in options:
-            value = getattr(self, option.replace("-", "_"))
-            self._refuse(value is not None and value <= 0, option, "give a number above 0")
-
-
-@dataclass(frozen=True, kw_only=True)
-class OfModel(Verb):
-    """The verbs that start from a model and a text."""
-
-    model: str = "smollm2"
-    """Model under study: a Hugging Face id, a local folder, or a bundled one (smollm2, clearhead-tiny)."""
-    layer: int | None = None
-    """Attention layer; negative counts from the end. Derived: the middle layer."""
-    text: str = "default"
-    """Text: a Hugging Face dataset id, a folder, a file (txt, jsonl, parquet), or default (needs no network)."""
-    context: int = 256
-    """Tokens per block; documents are packed into blocks of this length."""
-    dtype: Dtype = "float32"
-    """Number format of the model's weights."""
-    device: str = "auto"
-    """Where to compute: a torch device (cpu, cuda, cuda:1, mps), or auto for an accelerator where there is one."""
-
-    def validate(self) -> None:
-        """Blocks hold at least two tokens: position 0 is reported apart."""
-        self._refuse(self.context < 2, "context", "a block needs at least 2 tokens")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -277,18 +211,6 @@ class Analyze(OfRun):
 
 
 @dataclass(frozen=True, kw_only=True)
-class View(Verb):
-    """Write one self-contained page of an analysed run; it opens without a network."""
-
-    verb: ClassVar[str] = "view"
-
-    run: Positional[Path]
-    """Run directory with an atlas, or the atlas directory itself."""
-    out: Path | None = None
-    """File of the page. Derived: page.html beside the atlas."""
-
-
-@dataclass(frozen=True, kw_only=True)
 class Demo(Verb):
     """Decompose one layer of a real model, from training to the page, on text that needs no network."""
 
@@ -316,85 +238,3 @@ class Demo(Verb):
     def validate(self) -> None:
         """Counts are positive."""
         self._positive("tokens", "measured-tokens", "analysed-tokens", "heads")
-
-
-@dataclass(frozen=True, kw_only=True)
-class BenchLorsa(Verb):
-    """Time one training step against a dense implementation and the reference package."""
-
-    verb: ClassVar[str] = "bench lorsa"
-
-    d_model: int = 512
-    """Width of the layer."""
-    context: int = 256
-    """Tokens per block."""
-    batch: int = 8
-    """Blocks per step."""
-    heads: int = 4096
-    """Number of Lorsa heads."""
-    groups: int = 64
-    """Number of QK groups."""
-    d_qk: int = 64
-    """Width of queries and keys."""
-    k: int = 64
-    """Heads active per token."""
-    repeats: int = 10
-    """Timed steps per implementation; the implementations take turns, and the median is reported."""
-    threads: int = 2
-    """Threads of each implementation."""
-    reference_python: Path | None = None
-    """Python of an environment with the reference package (docs/howto/bench.md). Derived: none, it is left out."""
-    out: Path = Path("benchmarks")
-    """Directory of the report, named by date and machine."""
-
-    def validate(self) -> None:
-        """Counts are positive and fit each other."""
-        self._positive("d-model", "context", "batch", "heads", "groups", "d-qk", "k", "repeats", "threads")
-        self._refuse(self.k > self.heads, "k", f"at most all {self.heads} heads can be active")
-        self._refuse(self.heads % self.groups != 0, "groups", f"it must divide the {self.heads} heads")
-
-
-@dataclass(frozen=True, kw_only=True)
-class BenchZPattern(Verb):
-    """Time the exact split of every activation over its source tokens."""
-
-    verb: ClassVar[str] = "bench zpattern"
-
-    d_model: int = 128
-    """Width of the layer."""
-    context: int = 64
-    """Tokens per block."""
-    blocks: int = 48
-    """Blocks analysed."""
-    heads: int = 1024
-    """Number of Lorsa heads."""
-    groups: int = 16
-    """Number of QK groups."""
-    k: int = 32
-    """Heads active per token."""
-    repeats: int = 3
-    """Timed passes; the median is reported."""
-    threads: int = 1
-    """Threads."""
-    out: Path = Path("benchmarks")
-    """Directory of the report, named by date and machine."""
-
-    def validate(self) -> None:
-        """Counts are positive and fit each other."""
-        self._positive("d-model", "context", "blocks", "heads", "groups", "k", "repeats", "threads")
-        self._refuse(self.k > self.heads, "k", f"at most all {self.heads} heads can be active")
-        self._refuse(self.heads % self.groups != 0, "groups", f"it must divide the {self.heads} heads")
-
-
-VERBS: dict[str, type[Verb]] = {
-    cls.verb: cls for cls in (Demo, Harvest, TrainLorsa, Evaluate, Analyze, View, BenchLorsa, BenchZPattern)
-}
-
-
-def resolve_layer(layer: int | None, n_layers: int) -> int:
-    """The layer's index from 0: None is the middle layer, negative numbers count from the end."""
-    if layer is None:
-        return n_layers // 2
-    if not -n_layers <= layer < n_layers:
-        raise ClearheadError(f"there is no layer {layer}: the model has {n_layers}, give 0 to {n_layers - 1}")
-    return layer % n_layers

@@ -1,0 +1,48 @@
+"""Every knob of every verb: one frozen dataclass per verb is its Python argument, its options and its config.json.
+
+The text under each field is what `--help` prints. What a model's own configuration determines (widths, RoPE, grouped
+heads, context) is derived when the verb runs and is no option; None means "derived" and the text says from what.
+Nothing here loads torch or transformers or touches a file.
+"""
+
+from clearhead.config.bench import BenchLorsa, BenchZPattern
+from clearhead.config.lorsa import (
+    Activation,
+    Analyze,
+    Demo,
+    Evaluate,
+    Harvest,
+    Initialisation,
+    OfRun,
+    Tracker,
+    TrainLorsa,
+)
+from clearhead.config.verb import SCHEMA, Dtype, OfModel, Split, Verb, resolve_layer
+from clearhead.config.view import View
+
+VERBS: dict[str, type[Verb]] = {
+    cls.verb: cls for cls in (Demo, Harvest, TrainLorsa, Evaluate, Analyze, View, BenchLorsa, BenchZPattern)
+}
+"""Each verb's configuration, in the order `clearhead --help` lists them."""
+
+__all__ = [
+    "SCHEMA",
+    "VERBS",
+    "Activation",
+    "Analyze",
+    "BenchLorsa",
+    "BenchZPattern",
+    "Demo",
+    "Dtype",
+    "Evaluate",
+    "Harvest",
+    "Initialisation",
+    "OfModel",
+    "OfRun",
+    "Split",
+    "Tracker",
+    "TrainLorsa",
+    "Verb",
+    "View",
+    "resolve_layer",
+]

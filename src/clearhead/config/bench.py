@@ -1,0 +1,75 @@
+"""The benchmarks, ours and the peers', side by side."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar
+
+from clearhead.config.verb import Verb
+
+
+@dataclass(frozen=True, kw_only=True)
+class BenchLorsa(Verb):
+    """Time one training step against a dense implementation and the reference package."""
+
+    verb: ClassVar[str] = "bench lorsa"
+
+    d_model: int = 512
+    """Width of the layer."""
+    context: int = 256
+    """Tokens per block."""
+    batch: int = 8
+    """Blocks per step."""
+    heads: int = 4096
+    """Number of Lorsa heads."""
+    groups: int = 64
+    """Number of QK groups."""
+    d_qk: int = 64
+    """Width of queries and keys."""
+    k: int = 64
+    """Heads active per token."""
+    repeats: int = 10
+    """Timed steps per implementation; the implementations take turns, and the median is reported."""
+    threads: int = 2
+    """Threads of each implementation."""
+    reference_python: Path | None = None
+    """Python of an environment with the reference package (docs/howto/bench.md). Derived: none, it is left out."""
+    out: Path = Path("benchmarks")
+    """Directory of the report, named by date and machine."""
+
+    def validate(self) -> None:
+        """Counts are positive and fit each other."""
+        self._positive("d-model", "context", "batch", "heads", "groups", "d-qk", "k", "repeats", "threads")
+        self._refuse(self.k > self.heads, "k", f"at most all {self.heads} heads can be active")
+        self._refuse(self.heads % self.groups != 0, "groups", f"it must divide the {self.heads} heads")
+
+
+@dataclass(frozen=True, kw_only=True)
+class BenchZPattern(Verb):
+    """Time the exact split of every activation over its source tokens."""
+
+    verb: ClassVar[str] = "bench zpattern"
+
+    d_model: int = 128
+    """Width of the layer."""
+    context: int = 64
+    """Tokens per block."""
+    blocks: int = 48
+    """Blocks analysed."""
+    heads: int = 1024
+    """Number of Lorsa heads."""
+    groups: int = 16
+    """Number of QK groups."""
+    k: int = 32
+    """Heads active per token."""
+    repeats: int = 3
+    """Timed passes; the median is reported."""
+    threads: int = 1
+    """Threads."""
+    out: Path = Path("benchmarks")
+    """Directory of the report, named by date and machine."""
+
+    def validate(self) -> None:
+        """Counts are positive and fit each other."""
+        self._positive("d-model", "context", "blocks", "heads", "groups", "k", "repeats", "threads")
+        self._refuse(self.k > self.heads, "k", f"at most all {self.heads} heads can be active")
+        self._refuse(self.heads % self.groups != 0, "groups", f"it must divide the {self.heads} heads")

@@ -1,0 +1,79 @@
+"""What the configurations of all verbs share: validation, a form on disk, and the options of a model and a text."""
+
+import dataclasses
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+import clearhead
+from clearhead.errors import ClearheadError
+
+SCHEMA = 1
+
+Dtype = Literal["float32", "bfloat16", "float16"]
+Split = Literal["train", "held_out"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Verb:
+    """What all verbs share: a name, validation, and a form on disk that says which version wrote it."""
+
+    verb: ClassVar[str]
+
+    def __post_init__(self):
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            option = field.name.replace("_", "-")
+            self._refuse(isinstance(value, float) and not math.isfinite(value), option, "give a finite number")
+            self._refuse(option == "seed" and value < 0, option, "give 0 or a positive number")
+        self.validate()
+
+    def validate(self) -> None:
+        """Refuse what no run could mean; raises `ClearheadError` saying what to type instead."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """The configuration as JSON values, with `schema`, `verb` and the version of clearhead that wrote it."""
+        fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        plain = {name: str(value) if isinstance(value, Path) else value for name, value in fields.items()}
+        return {"schema": SCHEMA, "verb": self.verb, "clearhead": clearhead.__version__} | plain
+
+    def _refuse(self, broken: bool, option: str, expected: str) -> None:
+        if broken:
+            raise ClearheadError(f"--{option} {getattr(self, option.replace('-', '_'))} is not possible: {expected}")
+
+    def _positive(self, *options: str) -> None:
+        for option in options:
+            value = getattr(self, option.replace("-", "_"))
+            self._refuse(value is not None and value <= 0, option, "give a number above 0")
+
+
+@dataclass(frozen=True, kw_only=True)
+class OfModel(Verb):
+    """The verbs that start from a model and a text."""
+
+    model: str = "smollm2"
+    """Model under study: a Hugging Face id, a local folder, or a bundled one (smollm2, clearhead-tiny)."""
+    layer: int | None = None
+    """Attention layer; negative counts from the end. Derived: the middle layer."""
+    text: str = "default"
+    """Text: a Hugging Face dataset id, a folder, a file (txt, jsonl, parquet), or default (needs no network)."""
+    context: int = 256
+    """Tokens per block; documents are packed into blocks of this length."""
+    dtype: Dtype = "float32"
+    """Number format of the model's weights."""
+    device: str = "auto"
+    """Where to compute: a torch device (cpu, cuda, cuda:1, mps), or auto for an accelerator where there is one."""
+
+    def validate(self) -> None:
+        """Blocks hold at least two tokens: position 0 is reported apart."""
+        self._refuse(self.context < 2, "context", "a block needs at least 2 tokens")
+
+
+def resolve_layer(layer: int | None, n_layers: int) -> int:
+    """The layer's index from 0: None is the middle layer, negative numbers count from the end."""
+    if layer is None:
+        return n_layers // 2
+    if not -n_layers <= layer < n_layers:
+        raise ClearheadError(f"there is no layer {layer}: the model has {n_layers}, give 0 to {n_layers - 1}")
+    return layer % n_layers
