@@ -1,0 +1,242 @@
+"""A task: prompts whose answer shows whether a model has a behaviour, and what the model makes of them.
+
+    behaviour = task("ioi", model, n=128, seed=0)
+    print(measure(model, behaviour).accuracy)
+
+The measure of one prompt is the logit difference at its last token,
+
+    mean logit of the answers - mean logit of the wrong answers,
+
+and a prompt is right where the best answer's logit exceeds every wrong one's. An item that a tokenizer cannot take
+(an answer of several tokens, clean and corrupt of different lengths, labels of another tokenizer) is in `refused` with
+its reason and in no average. Prompts of different lengths are never padded: `batches` groups them by length, so no
+mask is needed, and a label means the same index in every row.
+
+The generators are in modules of their own (ioi.py); the file format is in task_item.py.
+"""
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple, Self
+
+import torch
+from jaxtyping import Bool, Float, Float32, Int64
+from torch import Tensor
+
+from clearhead.data import ioi
+from clearhead.data.task_item import TaskItem, read_items, write_items
+from clearhead.errors import ClearheadError, NonFiniteError, UnknownNameError
+from clearhead.model.access import Model
+
+__all__ = ["Measurement", "Task", "TaskBatch", "TaskItem", "logit_difference", "measure", "task"]
+
+TASKS = {"ioi": ioi.generate}
+"""Name -> generator of (model, n, seed, corrupt), where corrupt is None for the generator's default."""
+
+
+class TokenIds(NamedTuple):
+    """An item in a model's tokens."""
+
+    clean: list[int]
+    corrupt: list[int]
+    answers: list[int]
+    wrong_answers: list[int]
+
+
+class TaskBatch(NamedTuple):
+    """Items of equal length as rows."""
+
+    items: list[int]
+    """Index of each row's item in the task."""
+    clean: Int64[Tensor, "b t"]
+    corrupt: Int64[Tensor, "b t"]
+    answers: list[list[int]]
+    """Token ids of each row's answers."""
+    wrong_answers: list[list[int]]
+    labels: dict[str, Int64[Tensor, " b"]]
+    """Position of each row, for the names that all rows have."""
+
+
+@dataclass(frozen=True)
+class Task:
+    """Items, and what they are in the tokens of one model."""
+
+    name: str
+    items: tuple[TaskItem, ...]
+    tokens: Mapping[int, TokenIds]
+    """Index of an item -> its token ids, for the items that the tokenizer can take."""
+    refused: Mapping[int, str]
+    """Index of an item -> why not, for the others."""
+
+    @classmethod
+    def of_items(cls, name: str, model: Model, items: tuple[TaskItem, ...]) -> Self:
+        """The task in the model's tokens. Raises `ClearheadError` where not one item can be taken."""
+        tokens: dict[int, TokenIds] = {}
+        refused: dict[int, str] = {}
+        for index, item in enumerate(items):
+            found = _tokenised(model, item)
+            if isinstance(found, str):
+                refused[index] = found
+            else:
+                tokens[index] = found
+        if not tokens:
+            raise ClearheadError(
+                f"no item of the task {name!r} can be used with {model.name}: {_count(refused)}. "
+                "Generate the task with this model's tokenizer"
+            )
+        return cls(name, items, tokens, refused)
+
+    @classmethod
+    def load(cls, path: str | Path, model: Model) -> Self:
+        """The task of a JSONL file (see task_item.py), named after the file. Raises what `read_items` raises."""
+        path = Path(path)
+        return cls.of_items(path.stem, model, read_items(path))
+
+    def save(self, path: str | Path) -> None:
+        """Writes all items, refused ones included, as JSONL."""
+        write_items(Path(path), self.items)
+
+    def __len__(self) -> int:
+        """Items that can be used."""
+        return len(self.tokens)
+
+    def batches(self, size: int = 32) -> Iterator[TaskBatch]:
+        """The usable items in batches of at most `size` rows of equal length, short ones first, else in order."""
+        lengths: dict[int, list[int]] = {}
+        for index, ids in self.tokens.items():
+            lengths.setdefault(len(ids.clean), []).append(index)
+        for length in sorted(lengths):
+            group = lengths[length]
+            for start in range(0, len(group), size):
+                yield self._batch(group[start : start + size])
+
+    def _batch(self, indices: list[int]) -> TaskBatch:
+        rows = [self.tokens[index] for index in indices]
+        labels = [self.items[index].labels for index in indices]
+        shared = [name for name in labels[0] if all(name in row for row in labels)]
+        return TaskBatch(
+            items=indices,
+            clean=torch.tensor([row.clean for row in rows]),
+            corrupt=torch.tensor([row.corrupt for row in rows]),
+            answers=[row.answers for row in rows],
+            wrong_answers=[row.wrong_answers for row in rows],
+            labels={name: torch.tensor([row[name] for row in labels]) for name in shared},
+        )
+
+
+def task(name: str, model: Model, n: int, seed: int = 0, *, corrupt: str | None = None) -> Task:
+    """`n` prompts of a built-in task in the tokens of `model`, the same for the same seed, tokenizer and n or more.
+
+    corrupt: which of the task's corruptions; None for its default (ioi: "resample", or "s2_flip").
+    Raises `UnknownNameError` for a task or a corruption that does not exist, `ClearheadError` for n < 1 and where
+    the tokenizer splits the words that the task is made of.
+    """
+    if name not in TASKS:
+        raise UnknownNameError("task", name, TASKS)
+    if n < 1:
+        raise ClearheadError(f"n: expected at least 1 prompt, got {n}")
+    return Task.of_items(name, model, TASKS[name](model, n, seed, corrupt))
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """What a model makes of the clean prompts of a task; one entry per usable item, in the order of `items`."""
+
+    items: tuple[int, ...]
+    difference: Float32[Tensor, " n"]
+    """Logit difference."""
+    right: Bool[Tensor, " n"]
+    """Whether the best answer's logit exceeds every wrong answer's."""
+    first: Bool[Tensor, " n"]
+    """Whether an answer has the largest logit of the whole vocabulary."""
+    refused: Mapping[str, int]
+    """Reason -> how many items were not measured for it."""
+
+    @property
+    def mean_difference(self) -> float:
+        """Mean logit difference over all measured prompts, right and wrong."""
+        return float(self.difference.double().mean())
+
+    @property
+    def accuracy(self) -> float:
+        """Share of measured prompts that are right."""
+        return float(self.right.double().mean())
+
+    @property
+    def top1(self) -> float:
+        """Share of measured prompts whose most likely next token is an answer."""
+        return float(self.first.double().mean())
+
+    @property
+    def wrong(self) -> list[int]:
+        """The items that the model gets wrong."""
+        return [item for item, right in zip(self.items, self.right.tolist(), strict=True) if not right]
+
+
+def measure(model: Model, behaviour: Task, *, batch: int = 32) -> Measurement:
+    """Logit difference, accuracy and top-1 of each clean prompt. Raises `NonFiniteError` for logits that are not."""
+    found: dict[int, tuple[float, bool, bool]] = {}
+    for rows in behaviour.batches(batch):
+        logits = model.run(rows.clean, read=["logits"]).logits[:, -1].float()
+        if not bool(logits.isfinite().all()):
+            raise NonFiniteError(f"logits of {model.name} on the task {behaviour.name!r}, items {rows.items}")
+        differences = logit_difference(logits, rows)
+        for row, item in enumerate(rows.items):
+            best = logits[row, rows.answers[row]].max()
+            right = best > logits[row, rows.wrong_answers[row]].max()
+            found[item] = (float(differences[row]), bool(right), bool(best == logits[row].max()))
+    items = tuple(sorted(found))
+    difference, right, first = zip(*(found[item] for item in items), strict=True)
+    return Measurement(
+        items, torch.tensor(difference), torch.tensor(right), torch.tensor(first), Counter(behaviour.refused.values())
+    )
+
+
+def logit_difference(logits: Float[Tensor, "b v"], rows: TaskBatch) -> Float[Tensor, " b"]:
+    """Mean logit of the answers minus that of the wrong answers, from the logits at the last token; differentiable."""
+    return torch.stack(
+        [
+            row[answers].mean() - row[wrong].mean()
+            for row, answers, wrong in zip(logits, rows.answers, rows.wrong_answers, strict=True)
+        ]
+    )
+
+
+def _tokenised(model: Model, item: TaskItem) -> TokenIds | str:
+    """The item's token ids, or why it has none."""
+    clean, corrupt = _ids(model, item.clean), _ids(model, item.corrupt)
+    if len(clean) != len(corrupt):
+        return "clean and corrupt differ in length"
+    if model.n_ctx is not None and len(clean) > model.n_ctx:
+        return "longer than the model's context"
+    if any(index >= len(clean) for index in item.labels.values()):
+        return "a label lies behind the last token"
+    if item.label_tokens:
+        names = list(item.label_tokens)
+        if model.token_strings(clean[item.labels[name]] for name in names) != list(item.label_tokens.values()):
+            return "labels of another tokenizer"
+    answers = [_continuation(model, item.clean, clean, text) for text in item.answers]
+    wrong = [_continuation(model, item.clean, clean, text) for text in item.wrong_answers]
+    if None in answers:
+        return "an answer of several tokens"
+    if None in wrong:
+        return "a wrong answer of several tokens"
+    if set(answers) & set(wrong):
+        return "an answer that is also a wrong answer"
+    return TokenIds(clean, corrupt, [a for a in answers if a is not None], [w for w in wrong if w is not None])
+
+
+def _continuation(model: Model, prompt: str, ids: list[int], answer: str) -> int | None:
+    """The token that `answer` is behind the prompt; None where it is several, or changes the prompt's own tokens."""
+    both = _ids(model, prompt + answer)
+    return both[-1] if both[:-1] == ids else None
+
+
+def _ids(model: Model, text: str) -> list[int]:
+    return model.tokenize(text)[0].tolist()
+
+
+def _count(refused: Mapping[int, str]) -> str:
+    return ", ".join(f"{number} × {reason}" for reason, number in Counter(refused.values()).most_common())
