@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from clearhead.dictionaries.init import METHODS, draw_sample, independent_components, initialise, lorsa_config
+from clearhead.dictionaries.init import METHODS, draw_sample, initialise, lorsa_config
 from clearhead.dictionaries.lorsa import Lorsa
 from clearhead.errors import ClearheadError, UnknownNameError
 from clearhead.model.access import Model
@@ -81,18 +81,6 @@ def test_the_same_seed_gives_the_same_weights():
     first, second, other = (start(model, "data", heads=256, groups=4, seed=s)[0].state_dict() for s in (3, 3, 4))
     assert all(torch.equal(first[name], second[name]) for name in first)
     assert not torch.equal(first["W_V"], other["W_V"])
-
-
-def test_independent_components_are_found():
-    """Sparse positive sources, mixed by a known matrix, are recovered up to order."""
-    generator = torch.Generator().manual_seed(0)
-    sources = torch.rand(20_000, 6, generator=generator) * (torch.rand(20_000, 6, generator=generator) < 0.1)
-    mixing = torch.randn(6, 6, generator=generator)
-    filters, directions = independent_components(sources @ mixing, generator)
-    true = torch.nn.functional.normalize(mixing, dim=-1)
-    assert float((true @ directions.T).amax(1).min()) > 0.98
-    rows = (sources - sources.mean(0)) @ mixing
-    torch.testing.assert_close(rows @ filters.T @ directions, rows, atol=1e-4, rtol=1e-4)
 
 
 def test_fewer_groups_than_heads_are_refused():

@@ -25,8 +25,11 @@ from clearhead.errors import ClearheadError, UnknownNameError
 from clearhead.model.access import Model
 from clearhead.model.geometry import AttentionGeometry
 from clearhead.model.weights import AttentionWeights
+from clearhead.ops.ica import independent_components
 
 METHODS = ("data", "original", "random", "reference")
+ICA_ITERATIONS = 30
+"""Enough for directions to start from; training turns them further."""
 
 
 class Sample(NamedTuple):
@@ -211,7 +214,7 @@ def _data(lorsa: Lorsa, w: AttentionWeights, sample: Sample, scales: tuple[float
                 read, write = -reads[-1], -writes[-1]
             else:
                 half = torch.randperm(len(outputs), generator=generator)[: (len(outputs) + 1) // 2]
-                read, write = independent_components(outputs[half], generator)
+                read, write, *_ = independent_components(outputs[half], generator, iterations=ICA_ITERATIONS)
                 read, write = read @ triangle, write @ basis.mT
             reads.append(read)
             writes.append(write)
@@ -221,30 +224,6 @@ def _data(lorsa: Lorsa, w: AttentionWeights, sample: Sample, scales: tuple[float
         bias = 0.0 if w.b_V is None else read @ w.b_V[head] * scales[1]
         lorsa.b_V[rows] = bias - read @ mean * scales[1]
         lorsa.b_D += mean @ w.W_O[head] * scales[1]
-
-
-def independent_components(
-    rows: Float[Tensor, "r c"], generator: Generator, iterations: int = 30
-) -> tuple[Float[Tensor, "c c"], Float[Tensor, "c c"]]:
-    """Filters F and unit directions A with rows ~ (rows F^T) A whose coefficients are as independent as possible.
-
-    Symmetric FastICA with tanh (Hyvarinen 1999): whiten, then iterate W <- E[tanh(W x) x^T] - diag(E[1 - tanh^2]) W and
-    orthonormalise. Signs make the coefficients' skew positive, so that the rare large values are positive ones.
-    """
-    c = rows.shape[1]
-    variances, axes = torch.linalg.eigh(_covariance(rows))
-    deviation = variances.clamp_min(float(variances.max()) * 1e-6).sqrt()
-    white = (rows - rows.mean(0)) @ axes / deviation
-    turn = torch.linalg.qr(torch.randn(c, c, generator=generator).to(rows))[0]
-    for _ in range(iterations):
-        squashed = torch.tanh(white @ turn.mT)
-        turn = squashed.mT @ white / len(white) - (1 - squashed.square()).mean(0)[:, None] * turn
-        left, _, right = torch.linalg.svd(turn)
-        turn = left @ right
-    turn *= torch.sign((white @ turn.mT).pow(3).mean(0))[:, None]
-    mixing = turn * deviation @ axes.mT
-    size = mixing.norm(dim=-1, keepdim=True)
-    return (turn / deviation @ axes.mT) * size, mixing / size
 
 
 def _rows_of(host: Tensor, head: int, size: int) -> Int[Tensor, " m"]:
