@@ -15,7 +15,8 @@ from clearhead.commands import analyze, evaluate, view
 from clearhead.commands.table import duration, say, show, size
 from clearhead.config import Analyze, Demo, Evaluate, TrainLorsa, Verb, View
 from clearhead.runs import read_json, write_json
-from clearhead.training.train import peak_memory, train_lorsa
+from clearhead.training.session import peak_memory
+from clearhead.training.train import train_lorsa
 
 DOWNSTREAM_TOKENS = 6_000  # each costs four passes through the whole model
 

@@ -17,11 +17,12 @@ from clearhead.config.lorsa import (
     Tracker,
     TrainLorsa,
 )
+from clearhead.config.pretrain import Architecture, Pretrain
 from clearhead.config.verb import SCHEMA, Dtype, OfModel, Split, Verb, resolve_layer
 from clearhead.config.view import View
 
 VERBS: dict[str, type[Verb]] = {
-    cls.verb: cls for cls in (Demo, Harvest, TrainLorsa, Evaluate, Analyze, View, BenchLorsa, BenchZPattern)
+    cls.verb: cls for cls in (Demo, Harvest, TrainLorsa, Evaluate, Analyze, View, Pretrain, BenchLorsa, BenchZPattern)
 }
 """Each verb's configuration, in the order `clearhead --help` lists them."""
 
@@ -30,6 +31,7 @@ __all__ = [
     "VERBS",
     "Activation",
     "Analyze",
+    "Architecture",
     "BenchLorsa",
     "BenchZPattern",
     "Demo",
@@ -39,6 +41,7 @@ __all__ = [
     "Initialisation",
     "OfModel",
     "OfRun",
+    "Pretrain",
     "Split",
     "Tracker",
     "TrainLorsa",

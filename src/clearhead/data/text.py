@@ -124,7 +124,7 @@ def token_blocks(
     if n_tokens is not None and n_tokens < 1:
         raise ClearheadError(f"n_tokens: expected at least 1, or None for all there are, got {n_tokens}")
     n_blocks = None if n_tokens is None else -(-n_tokens // context)
-    state = _state_of(source, split)
+    state = state_of(source, split)
     if state is None:
         return _pack(tokenizer, source, split, n_blocks, context, at_most)
     key = json.dumps([FORMAT, state, split, _tokenizer_hash(tokenizer), context, n_blocks, at_most])
@@ -218,7 +218,7 @@ def _encode(tokenizer: PreTrainedTokenizerBase, batch: list[Document]) -> Iterat
             yield document.name, np.array(ids, dtype=np.int64)
 
 
-def _state_of(source: str, split: Split) -> str | None:
+def state_of(source: str, split: Split) -> str | None:
     """What a local source's text depends on, cheap to find; None for the hub, whose text may change at any time."""
     if source == "default":
         return docstrings.fingerprint(split)

@@ -49,7 +49,7 @@ def load_model(name: str, *, dtype: DType, device: Device, revision: str | None,
     source = str(BUNDLED[name]()) if name in BUNDLED else name
     options = {"revision": revision, "trust_remote_code": False, "local_files_only": offline()}
     try:
-        with _no_bar_for_weights():
+        with no_bar_for_weights():
             found = AutoModelForCausalLM.from_pretrained(
                 source, dtype=dtype, use_safetensors=True, output_loading_info=True, **options
             )
@@ -76,8 +76,8 @@ def load_model(name: str, *, dtype: DType, device: Device, revision: str | None,
 
 
 @contextmanager
-def _no_bar_for_weights() -> Iterator[None]:
-    """Without transformers' progress bar, which flickers by on every load; the hub's, of downloads, stays.
+def no_bar_for_weights() -> Iterator[None]:
+    """Without transformers' progress bar, which flickers by on every load and save; the hub's, of downloads, stays.
 
     Where the environment decides about bars (HF_HUB_DISABLE_PROGRESS_BARS), it is left to it.
     """

@@ -37,7 +37,7 @@ def save_checkpoint(
         shutil.rmtree(left)
     try:
         part.mkdir(parents=True, exist_ok=True)
-        save_tensors(part / "module.safetensors", module.state_dict())
+        save_tensors(part / "module.safetensors", _without_ties(module))
         save_tensors(part / "optimizer.safetensors", _flatten(optimizer, module))
         save_tensors(part / "task.safetensors", task_state)
         write_json(part / "state.json", {"step": step, **extra})
@@ -70,13 +70,29 @@ def load_checkpoint(
         state = read_json(folder / "state.json")
         if not isinstance(state, dict) or not isinstance(state.get("step"), int):
             raise CorruptFileError(f"{folder / 'state.json'} has no integer `step`")
-        load_state(module, load_tensors(folder / "module.safetensors"), str(folder))
+        load_state(module, _with_ties(module, load_tensors(folder / "module.safetensors")), str(folder))
         _unflatten(optimizer, module, load_tensors(folder / "optimizer.safetensors"), str(folder))
         return state, load_tensors(folder / "task.safetensors")
     except CorruptFileError as error:
         raise CorruptFileError(
             f"{error}. Delete {folder} to continue from the checkpoint before it, or from the start"
         ) from error
+
+
+def _second_names(module: nn.Module) -> dict[str, str]:
+    """For every further name of a tied weight (an unembedding that is the embedding) the name it is saved under."""
+    first: dict[nn.Parameter, str] = {}
+    named = module.named_parameters(remove_duplicate=False)
+    return {name: first[p] for name, p in named if first.setdefault(p, name) != name}
+
+
+def _without_ties(module: nn.Module) -> dict[str, torch.Tensor]:
+    second = _second_names(module)
+    return {name: tensor for name, tensor in module.state_dict().items() if name not in second}
+
+
+def _with_ties(module: nn.Module, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    return tensors | {name: tensors[saved] for name, saved in _second_names(module).items() if saved in tensors}
 
 
 def _flatten(optimizer: torch.optim.Optimizer, module: nn.Module) -> dict[str, torch.Tensor]:

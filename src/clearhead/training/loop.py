@@ -1,6 +1,7 @@
 """The only training loop: draws batches, steps the optimiser, logs, checkpoints, stops cleanly and resumes exactly.
 
-What is trained and with which loss is a `Task` (a Lorsa here; dictionaries of other kinds bring their own). Batch
+What is trained and with which loss is a `Task`, on what is a `Source` (a Lorsa on activations, a language model on
+tokens); the two agree on what a batch is, the task and its schedule on what is scheduled besides the rate. Batch
 order and schedules are functions of (seed, step) alone and the loop draws no random numbers, so N steps equal N/2 steps
 plus a resumed N/2, bitwise on CPU. accelerate places the module, wraps it for data parallelism and casts to bfloat16;
 its `save_state` is not used because it writes pickle. Two processes see the two halves of the batch one would see.
@@ -13,34 +14,40 @@ import signal
 import time
 from collections.abc import Callable, Iterator
 from types import FrameType
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import torch
 from accelerate import Accelerator
+from accelerate.utils import send_to_device
 from torch import Tensor, nn
 
-from clearhead.data.harvest import Activations
 from clearhead.data.order import indices
 from clearhead.errors import ClearheadError, NonFiniteError
 from clearhead.runs import RunDirectory, progress
 from clearhead.training.checkpoint import list_checkpoints, load_checkpoint, save_checkpoint
-from clearhead.training.optim import Schedule, adam, set_lr
+from clearhead.training.optim import RateSchedule, adam, set_lr
 
 LOG_EVERY = 20
 
+Batch = TypeVar("Batch")
+Served = TypeVar("Served", covariant=True)
+Taken = TypeVar("Taken", contravariant=True)
+Rate = TypeVar("Rate", bound=RateSchedule)
+Followed = TypeVar("Followed", bound=RateSchedule, contravariant=True)
 
-class Source(Protocol):
-    """Anything that serves activations of numbered blocks: computed on the fly or read from a store."""
+
+class Source(Protocol[Served]):
+    """Anything that serves batches of numbered blocks: a tensor, or a tuple of tensors, with a row for each block."""
 
     context: int
 
     def __len__(self) -> int: ...
-    def batch(self, block_indices: Any) -> Activations:
-        """Activations of these blocks, in this order."""
+    def batch(self, block_indices: Any) -> Served:
+        """The data of these blocks, in this order."""
         ...
 
 
-class Task(Protocol):
+class Task(Protocol[Taken, Followed]):
     """One thing to train. `loss` must be a mean over tokens, so that processes can be averaged."""
 
     module: nn.Module
@@ -50,7 +57,7 @@ class Task(Protocol):
         ...
 
     def loss(
-        self, forward: Callable[..., Any], batch: Activations, schedule: Schedule, step: int
+        self, forward: Callable[..., Any], batch: Taken, schedule: Followed, step: int
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """The loss of one batch, and numbers to log."""
         ...
@@ -85,24 +92,29 @@ class LoopSettings:
     grad_clip: float
     checkpoint_every: int
     betas: tuple[float, float] = (0.9, 0.999)
+    weight_decay: float = 0.0
 
 
 def fit(
-    task: Task,
-    source: Source,
-    schedule: Schedule,
+    task: Task[Batch, Rate],
+    source: Source[Batch],
+    schedule: Rate,
     settings: LoopSettings,
     run: RunDirectory,
     accelerator: Accelerator,
     tracker: Tracker | None = None,
+    observe: Callable[[int], dict[str, float]] | None = None,
 ) -> dict[str, float]:
     """Train `task` to the end of `schedule`, resuming from the newest checkpoint in `run` if there is one.
+
+    `observe(n)` is called on the main process after every step, with the number of steps done and before they are
+    saved; what it returns, if anything, is logged. It must leave weights and random state as they are.
 
     Returns the seconds and tokens per second of the whole run, over all its processes' lives, and the last logged
     metrics. Raises `NonFiniteError` when the loss or a weight stops being a number, and `KeyboardInterrupt` after
     Ctrl-C, with a checkpoint saved.
     """
-    optimizer = adam(task.groups(), schedule.peak_lr, settings.betas)
+    optimizer = adam(task.groups(), schedule.peak_lr, settings.betas, settings.weight_decay)
     start, last, spent = _resume(run, task, optimizer, accelerator)
     forward, optimizer = accelerator.prepare(task.module, optimizer)
     rank, world = accelerator.process_index, accelerator.num_processes
@@ -122,7 +134,7 @@ def fit(
     with _stop_on_signal() as stopped, progress("train", total, done=start * tokens_per_step) as advance:
         for step in range(start, schedule.steps):
             chosen = indices(settings.seed, step, settings.batch_blocks, len(source), rank=rank, world=world)
-            batch = _to_device(source.batch(chosen), accelerator.device)
+            batch = send_to_device(source.batch(chosen), accelerator.device)
             set_lr(optimizer, schedule.peak_lr * schedule.lr_factor(step))
             loss, metrics = task.loss(forward, batch, schedule, step)
             accelerator.backward(loss)
@@ -139,9 +151,10 @@ def fit(
             task.finish_step(accelerator)
             advance(tokens_per_step)
             done = step + 1
-            if done % LOG_EVERY == 0 or done == schedule.steps:
+            seen = observe(done) if observe is not None and accelerator.is_main_process else {}
+            if seen or done % LOG_EVERY == 0 or done == schedule.steps:
                 last = {name: float(value) for name, value in metrics.items()}
-                last |= {"loss": float(loss.detach()), "lr": schedule.peak_lr * schedule.lr_factor(step)}
+                last |= {"loss": float(loss.detach()), "lr": schedule.peak_lr * schedule.lr_factor(step), **seen}
                 rate = done * tokens_per_step / (time.monotonic() - begun)
                 if accelerator.is_main_process:
                     run.log(step=done, tokens=done * tokens_per_step, **last, tokens_per_second=round(rate, 1))
@@ -156,7 +169,7 @@ def fit(
 
 
 def _resume(
-    run: RunDirectory, task: Task, optimizer: torch.optim.Optimizer, accelerator: Accelerator
+    run: RunDirectory, task: Task[Any, Any], optimizer: torch.optim.Optimizer, accelerator: Accelerator
 ) -> tuple[int, dict[str, float], float]:
     """Restore the newest checkpoint; returns the steps already done, their last metrics and the seconds they took."""
     found = list_checkpoints(run.path)
@@ -187,10 +200,6 @@ def _refuse_non_finite_weights(module: nn.Module, step: int, run: RunDirectory) 
             )
 
 
-def _to_device(batch: Activations, device: torch.device) -> Activations:
-    return Activations(*(part.to(device) for part in batch))
-
-
 @contextlib.contextmanager
 def _stop_on_signal() -> Iterator[Callable[[], bool]]:
     """Turn Ctrl-C and SIGTERM into a question asked between steps, so no step is torn; a second Ctrl-C is immediate."""
@@ -214,7 +223,7 @@ def _stop_on_signal() -> Iterator[Callable[[], bool]]:
             signal.signal(number, handler)
 
 
-def check_source(source: Source, batch_blocks: int, world: int) -> None:
+def check_source(source: Source[Any], batch_blocks: int, world: int) -> None:
     """Refuse a batch that cannot be drawn or shared; raises `ClearheadError`."""
     if batch_blocks > len(source):
         raise ClearheadError(

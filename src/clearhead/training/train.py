@@ -7,16 +7,11 @@ checkpoint of the same configuration is continued; one with another configuratio
 
 import contextlib
 import dataclasses
-import resource
-import sys
 from pathlib import Path
 from typing import Any
 
-from accelerate import Accelerator
-
 from clearhead.config import TrainLorsa
-from clearhead.configfile import differences, from_file
-from clearhead.data.harvest import LiveActivations
+from clearhead.data.harvest import Activations, LiveActivations
 from clearhead.data.order import indices
 from clearhead.data.store import ActivationStore
 from clearhead.data.text import TokenBlocks, token_blocks
@@ -25,13 +20,13 @@ from clearhead.dictionaries.lorsa import Lorsa
 from clearhead.errors import ClearheadError
 from clearhead.model.access import Model
 from clearhead.model.geometry import attention_geometry, verify_scores
-from clearhead.model.loading import choose_device
 from clearhead.model.weights import attention_weights
 from clearhead.runs import RunDirectory
 from clearhead.training.checkpoint import list_checkpoints
 from clearhead.training.loop import LoopSettings, Source, check_source, fit
 from clearhead.training.lorsa import LorsaTask, Scales, measure_scales
 from clearhead.training.optim import Schedule
+from clearhead.training.session import open_accelerator, peak_memory, refuse_other_run
 from clearhead.training.trackers import open_tracker
 
 SAMPLE_BLOCKS = 96  # for scales, means and the clusters of head outputs; about 25k tokens at context 256
@@ -45,12 +40,12 @@ def train_lorsa(config: TrainLorsa) -> dict[str, Any]:
     Raises `ClearheadError` when the directory holds another configuration, when the text is too short for one batch,
     or when a Lorsa cannot imitate the layer; whatever was computed stays in the run directory.
     """
-    accelerator = open_accelerator(config)
+    accelerator = open_accelerator(config.device, bf16=config.bf16)
     model = Model.load(config.model, dtype=config.dtype, device=str(accelerator.device))
     config = config.resolved(n_layers=model.n_layers, d_model=model.d_model, d_head=model.d_head, n_heads=model.n_heads)
     run = RunDirectory(Path(str(config.out)))
     with run if accelerator.is_main_process else contextlib.nullcontext():
-        refuse_other_run(run.path, config)
+        refuse_other_run(run.path, config, resume=config.resume, immaterial=IMMATERIAL)
         if accelerator.is_main_process:
             run.write_config(config.to_dict())
         tracker = open_tracker(config.tracker, run.path, config.to_dict(), accelerator.is_main_process)
@@ -99,30 +94,6 @@ def train_lorsa(config: TrainLorsa) -> dict[str, Any]:
         return summary
 
 
-def open_accelerator(config: TrainLorsa) -> Accelerator:
-    """The view that accelerate has of devices, processes and precision, for the device that was asked for.
-
-    Raises `ClearheadError` when accelerate would compute elsewhere, and when this process trained before with other
-    settings, which accelerate keeps for the life of a process.
-    """
-    asked = choose_device(config.device)
-    try:
-        accelerator = Accelerator(cpu=asked.type == "cpu", mixed_precision="bf16" if config.bf16 else "no")
-    except ValueError as error:
-        raise ClearheadError(
-            f"this process has already trained with another device or precision ({error}); start a new one"
-        ) from error
-    if config.device == "auto":
-        return accelerator
-    given = accelerator.device
-    if asked.type != given.type or asked.index not in (None, given.index):
-        raise ClearheadError(
-            f"--device {config.device} was asked for and training would run on {given}; choose the device with "
-            f"CUDA_VISIBLE_DEVICES and leave out --device, or start a new process"
-        )
-    return accelerator
-
-
 def plan(config: TrainLorsa) -> Schedule:
     """The schedule a configuration means, in steps."""
     steps = config.steps()
@@ -138,23 +109,7 @@ def plan(config: TrainLorsa) -> Schedule:
     )
 
 
-def refuse_other_run(path: Path, config: TrainLorsa) -> None:
-    """Raise `ClearheadError` if `path` holds checkpoints of another configuration, or any when not resuming."""
-    if not list_checkpoints(path):
-        return
-    if not config.resume:
-        raise ClearheadError(
-            f"{path} already holds a run; choose another --out, or leave out --no-resume to continue it"
-        )
-    changed = differences(from_file(path), config, ignore=IMMATERIAL)
-    if changed:
-        raise ClearheadError(
-            f"{path} holds a run with other settings ({'; '.join(changed)}); choose another --out, or repeat the "
-            f"command with the settings of that run"
-        )
-
-
-def open_source(model: Model, config: TrainLorsa) -> tuple[Source, TokenBlocks]:
+def open_source(model: Model, config: TrainLorsa) -> tuple[Source[Activations], TokenBlocks]:
     """The activations to train on: read from a store, or computed from the text as they are needed."""
     store = ActivationStore(config.store) if config.store else None
     # a store is read as a whole, whatever the number of training tokens: fewer are a part of an epoch, more are several
@@ -222,9 +177,3 @@ def provenance(config: TrainLorsa, model: Model, blocks: TokenBlocks) -> dict[st
         "tokens": config.steps() * config.batch_tokens,
         "training": dataclasses.asdict(config) | {"out": None, "store": None},
     }
-
-
-def peak_memory() -> int:
-    """Largest resident size of this process so far, in bytes (device memory not included)."""
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else peak * 1024

@@ -1,0 +1,339 @@
+"""`clearhead pretrain`: a small causal language model from scratch, with models kept along the way.
+
+The loss is the mean next-token loss (nats) over sequences of two kinds, shuffled into one order:
+
+    text       blocks of tokens, documents packed one after another
+    repeats    random tokens repeated (training/repeats.py), `repeat_share` of all sequences
+
+AdamW, gradient norm at most 1, learning rate up over the first 2 % of the steps and down over the last half. The models
+are transformers' own GPT-2 and Llama without dropout, on their sdpa attention; they are saved as Hugging Face folders:
+`model/` at the end, `snapshots/step-…/` where asked for. `checkpoints/` belongs to the loop, for resuming.
+"""
+
+import contextlib
+import dataclasses
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+from jaxtyping import Int64
+from torch import Tensor, nn
+from transformers import AutoTokenizer, GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM, PreTrainedModel
+from transformers import PreTrainedTokenizerBase as Tokenizer
+
+from clearhead.config import Pretrain
+from clearhead.data.text import TokenBlocks, token_blocks
+from clearhead.data.tokenizer import train_tokenizer
+from clearhead.errors import ClearheadError, NonFiniteError
+from clearhead.hub import offline
+from clearhead.model.loading import BUNDLED, no_bar_for_weights
+from clearhead.runs import RunDirectory
+from clearhead.training.checkpoint import list_checkpoints
+from clearhead.training.loop import LOG_EVERY, LoopSettings, fit
+from clearhead.training.optim import RateSchedule
+from clearhead.training.repeats import measure_induction, next_token_losses, repeated_sequences
+from clearhead.training.session import open_accelerator, peak_memory, refuse_other_run
+
+WARMUP_SHARE = 0.02
+DECAY_SHARE = 0.5
+WEIGHT_DECAY = 0.01
+GRAD_CLIP = 1.0
+BETAS = (0.9, 0.98)
+MEASUREMENTS = 100  # of the held-out losses, at most, equally spaced over the run
+HELD_OUT_BLOCKS = 64
+SPREAD = 8  # the held-out blocks are taken from a text this many times as long, as neighbours are of one document
+REPEATED_BLOCKS = 32
+IMMATERIAL = ("out", "resume", "device")
+
+
+class TextAndRepeats:
+    """All sequences of a training, numbered: first the repeated ones, then blocks of text, again when they run out."""
+
+    def __init__(
+        self,
+        text: Int64[Tensor, "n t"],
+        context: int,
+        total: int,
+        repeats: int,
+        seed: int,
+        alphabet: Int64[Tensor, " a"],
+    ):
+        self.text, self.context, self.total, self.repeats = text, context, total, repeats
+        self.seed, self.alphabet = seed, alphabet
+
+    def __len__(self) -> int:
+        return self.total
+
+    def batch(self, block_indices: Int64[Tensor, " b"]) -> Int64[Tensor, "b t"]:
+        """The sequences of these numbers, in this order."""
+        tokens = torch.empty(len(block_indices), self.context, dtype=torch.int64)
+        random = block_indices < self.repeats
+        tokens[random] = repeated_sequences(self.seed, block_indices[random], self.context, self.alphabet)
+        if not bool(random.all()):
+            tokens[~random] = self.text[(block_indices[~random] - self.repeats) % len(self.text)]
+        return tokens
+
+
+class LanguageModelling:
+    """Training a language model: the loop's `Task`."""
+
+    def __init__(self, model: PreTrainedModel):
+        self.module: nn.Module = model
+
+    def groups(self) -> list[tuple[list[nn.Parameter], float]]:
+        """All parameters at one learning rate."""
+        return [(list(self.module.parameters()), 1.0)]
+
+    def loss(
+        self,
+        forward: Callable[..., Any],
+        batch: Int64[Tensor, "b t"],
+        schedule: RateSchedule,  # noqa: ARG002 - nothing but the learning rate is scheduled
+        step: int,  # noqa: ARG002
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """Mean next-token loss of one batch."""
+        return next_token_losses(forward, batch).mean(), {}
+
+    def finish_step(self, accelerator: Accelerator) -> None:
+        """Nothing follows the optimiser's step."""
+
+    def state(self) -> dict[str, Tensor]:
+        """Nothing beyond weights and moments."""
+        return {}
+
+    def load_state(self, tensors: dict[str, Tensor]) -> None:
+        """Nothing to restore."""
+
+
+class Watch:
+    """Measures the model on held-out data while it trains, and keeps it after the steps that were asked for."""
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        tokenizer: Tokenizer,
+        run: Path,
+        *,
+        held_out: Int64[Tensor, "n t"],
+        alphabet: Int64[Tensor, " a"],
+        keep: list[int],
+        steps: int,
+    ):
+        self.model, self.tokenizer, self.run = model, tokenizer, run
+        self.held_out, self.alphabet = held_out, alphabet
+        self.keep, self.steps, self.every = set(keep), steps, max(LOG_EVERY, steps // MEASUREMENTS)
+
+    def __call__(self, done: int) -> dict[str, float]:
+        """The losses after `done` steps where they are due, else nothing; raises `NonFiniteError` before saving NaN."""
+        if done not in self.keep and done % self.every and done != self.steps:
+            return {}
+        losses = self.measure()
+        for name, value in losses.items():
+            if value != value:
+                raise NonFiniteError(f"{name} is {value} after step {done}; lower --lr")
+        if done in self.keep:
+            save_model(self.model, self.tokenizer, self.run / "snapshots" / f"step-{done:08d}")
+        return losses
+
+    @torch.no_grad()
+    def measure(self) -> dict[str, float]:
+        """Loss on held-out text, and on both halves of random sequences that repeat once (nats per token)."""
+        self.model.eval()
+        parts = self.held_out.split(REPEATED_BLOCKS)
+        text = torch.cat([next_token_losses(self.model, part.to(self.model.device)) for part in parts])
+        first, second = measure_induction(self.model, self.alphabet, self.held_out.shape[1], REPEATED_BLOCKS)
+        self.model.train()
+        return {"held_out_ce": float(text.mean()), "repeat_ce_first": first, "repeat_ce_second": second}
+
+
+def pretrain(config: Pretrain) -> dict[str, Any]:
+    """Train (or finish training) one model; returns the summary that the run directory also holds.
+
+    Raises `ClearheadError` when the directory holds another configuration, the text is too short for one batch or for
+    its vocabulary, or the tokenizer cannot be loaded; whatever was computed stays in the run directory.
+    """
+    accelerator = open_accelerator(config.device)
+    config = config.resolved()
+    run = RunDirectory(config.directory())
+    main = accelerator.is_main_process
+    with run if main else contextlib.nullcontext():
+        refuse_other_run(run.path, config, resume=config.resume, immaterial=IMMATERIAL)
+        if main:
+            run.write_config(config.to_dict())
+        tokenizer = open_tokenizer(config)
+        source, blocks = open_text(config, tokenizer)
+        model = build_model(config, tokenizer).to(accelerator.device).train()
+        watch = Watch(
+            model,
+            tokenizer,
+            run.path,
+            held_out=open_held_out(config, tokenizer),
+            alphabet=source.alphabet,
+            keep=config.checkpoint_steps(),
+            steps=config.steps(),
+        )
+        if main and not list_checkpoints(run.path):
+            run.truncate_metrics(-1)
+            run.log(step=0, tokens=0, **watch(0))
+        result = fit(
+            LanguageModelling(model), source, schedule(config), settings(config), run, accelerator, None, watch
+        )
+        summary = {
+            "architecture": config.architecture,
+            "layers": config.layers,
+            "width": config.width,
+            "heads": config.heads,
+            "vocabulary": model.config.vocab_size,
+            "context": config.context,
+            "parameters": model.num_parameters(),
+            "text": blocks.source,
+            "text_sha256": blocks.sha256,
+            "text_tokens": blocks.tokens.numel(),
+            "tokens": config.steps() * config.batch_tokens,
+            "steps": config.steps(),
+            "seed": config.seed,
+            "snapshots": config.checkpoint_steps(),
+            **{key: result[key] for key in ("loss", "held_out_ce", "repeat_ce_first", "repeat_ce_second")},
+            **{key: result[key] for key in ("tokens_per_second", "train_seconds")},
+            "peak_memory_bytes": peak_memory(),
+        }
+        if main:
+            save_model(model.to(getattr(torch, config.store_dtype)), tokenizer, run.path / "model")
+            run.write_summary(summary)
+        return summary
+
+
+def time_steps(config: Pretrain, vocabulary: int, steps: int, folder: Path) -> float:
+    """Tokens per second over a few steps on random sequences, from random weights; writes under `folder`."""
+    accelerator = open_accelerator(config.device)
+    short = dataclasses.replace(config, tokens=steps * config.batch_tokens, checkpoints="0")
+    total = steps * config.batch_tokens // config.context
+    alphabet = torch.arange(vocabulary)
+    source = TextAndRepeats(alphabet[:0, None], config.context, total, total, config.seed, alphabet)
+    task = LanguageModelling(model_of_size(config, vocabulary).to(accelerator.device).train())
+    with RunDirectory(folder) as run:
+        return fit(task, source, schedule(short), settings(short), run, accelerator)["tokens_per_second"]
+
+
+def schedule(config: Pretrain) -> RateSchedule:
+    """The learning rate a configuration means, in steps."""
+    steps = config.steps()
+    return RateSchedule(
+        steps=steps, peak_lr=config.lr, warmup=round(WARMUP_SHARE * steps), decay=round(DECAY_SHARE * steps)
+    )
+
+
+def settings(config: Pretrain) -> LoopSettings:
+    """What the loop needs to know; a checkpoint every 200 steps, or twenty in a short run."""
+    return LoopSettings(
+        batch_blocks=config.batch_tokens // config.context,
+        seed=config.seed,
+        grad_clip=GRAD_CLIP,
+        checkpoint_every=min(200, max(1, config.steps() // 20)),
+        betas=BETAS,
+        weight_decay=WEIGHT_DECAY,
+    )
+
+
+def open_tokenizer(config: Pretrain) -> Tokenizer:
+    """The tokenizer that was named, or one trained on the text; raises `ClearheadError` when there is none."""
+    name = config.tokenizer
+    if name is None:
+        return train_tokenizer(config.text, config.resolved().vocabulary or 0)
+    source = str(BUNDLED[name]()) if name in BUNDLED else name
+    try:
+        return AutoTokenizer.from_pretrained(source, local_files_only=offline(), trust_remote_code=False)
+    except (OSError, ValueError) as error:
+        raise ClearheadError(
+            f"--tokenizer {name}: no tokenizer could be loaded ({str(error).splitlines()[0]}); give a folder, a "
+            f"Hugging Face id, or one of {', '.join(BUNDLED)}; or leave it out to train one"
+        ) from error
+
+
+def open_text(config: Pretrain, tokenizer: Tokenizer) -> tuple[TextAndRepeats, TokenBlocks]:
+    """All sequences of a training, and the text among them; raises `ClearheadError` if it does not fill one batch."""
+    per_batch = config.batch_tokens // config.context
+    total = config.steps() * per_batch
+    repeats = round(config.repeat_share * total)
+    wanted = (total - repeats) * config.context
+    blocks = token_blocks(tokenizer, config.text, split="train", n_tokens=wanted, context=config.context, at_most=True)
+    if len(blocks) < per_batch:
+        raise ClearheadError(
+            f"the train text of {config.text!r} has {len(blocks)} blocks of {config.context} tokens and a batch takes "
+            f"{per_batch}; lower --batch-tokens or name a longer text"
+        )
+    return TextAndRepeats(blocks.tokens, config.context, total, repeats, config.seed, alphabet_of(tokenizer)), blocks
+
+
+def open_held_out(config: Pretrain, tokenizer: Tokenizer) -> Int64[Tensor, "n t"]:
+    """Blocks of the held-out split, spread over its documents."""
+    wanted = HELD_OUT_BLOCKS * SPREAD * config.context
+    blocks = token_blocks(
+        tokenizer, config.text, split="held_out", n_tokens=wanted, context=config.context, at_most=True
+    )
+    return blocks.tokens[:: max(1, len(blocks) // HELD_OUT_BLOCKS)][:HELD_OUT_BLOCKS]
+
+
+def alphabet_of(tokenizer: Tokenizer) -> Int64[Tensor, " a"]:
+    """The tokens that random sequences are made of: all but the special ones."""
+    special = set(tokenizer.all_special_ids)
+    return torch.tensor([token for token in range(len(tokenizer)) if token not in special])
+
+
+def build_model(config: Pretrain, tokenizer: Tokenizer) -> PreTrainedModel:
+    """A model with transformers' own initialisation, a function of the seed; this process's random state is kept."""
+    ids = {"bos_token_id": tokenizer.bos_token_id, "eos_token_id": tokenizer.eos_token_id}
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(config.seed)
+        return model_of_size(config, len(tokenizer), **ids)
+
+
+def model_of_size(config: Pretrain, vocabulary: int, **ids: Any) -> PreTrainedModel:
+    """The model of a configuration on the current default device, its weights drawn from the current random state."""
+    if config.architecture == "gpt2":
+        shape = GPT2Config(
+            vocab_size=vocabulary,
+            n_positions=config.context,
+            n_embd=config.width,
+            n_layer=config.layers,
+            n_head=config.heads,
+            # the function of gelu_new, GPT-2's own, computed in one pass: a step takes half the time
+            activation_function="gelu_pytorch_tanh",
+            resid_pdrop=0.0,
+            embd_pdrop=0.0,
+            attn_pdrop=0.0,
+            **ids,
+        )
+        return GPT2LMHeadModel(shape)
+    return LlamaForCausalLM(
+        LlamaConfig(
+            vocab_size=vocabulary,
+            max_position_embeddings=config.context,
+            hidden_size=config.width,
+            num_hidden_layers=config.layers,
+            num_attention_heads=config.heads,
+            num_key_value_heads=config.heads,
+            # three matrices of 8/3 d hold what GPT-2's two of 4 d do
+            intermediate_size=-(-8 * config.width // 3),
+            tie_word_embeddings=True,
+            **ids,
+        )
+    )
+
+
+def save_model(model: PreTrainedModel, tokenizer: Tokenizer, folder: Path) -> None:
+    """Write a Hugging Face folder, whole or not at all; one of that name is replaced."""
+    part = folder.with_name(f".{folder.name}.{os.getpid()}.part")
+    try:
+        with no_bar_for_weights():
+            model.save_pretrained(part)
+        tokenizer.save_pretrained(part)
+        if folder.exists():
+            shutil.rmtree(folder)
+        part.rename(folder)
+    finally:
+        shutil.rmtree(part, ignore_errors=True)
