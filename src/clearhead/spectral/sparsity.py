@@ -13,9 +13,9 @@ A firing is explained relative to the other keys the query could have looked at:
 
     l̃_j = l_j − mean over visible i ≠ j of l_i = Σ_k c̃_k,    c̃_k = A_k (B_jk − mean of the others' B_ik)
 
-where A (query) and B (key) are head vectors in the modes of `attention_modes`. Whatever is the same for all keys drops out.
-Sources: S is Rolls and Tovee's (1995) as used by SVF (arXiv 2602.13524), N_recon and the relative logit those of SVF and of
-ACC. No tensor of (query, key, mode) is formed here; all-pair versions go through products of matrices or by blocks.
+where A (query) and B (key) are head vectors in the modes of `attention_modes`. Whatever is the same for all keys drops
+out. Sources: S is Rolls and Tovee's (1995) as used by SVF (arXiv 2602.13524), N_recon and the relative logit those of
+SVF and of ACC. No tensor of (query, key, mode) is formed here: all-pair versions go through products or by blocks.
 """
 
 import torch
@@ -108,8 +108,7 @@ def relative_sparsity(
 ) -> Float[Tensor, "*b t t"]:
     """S of the relative contributions for every visible pair, 0 elsewhere; query 0, which has no other key, is 0 too.
 
-    |A (B_j − mean)| does not factor over pairs, so queries are streamed in blocks of `BLOCK` numbers; the second moment
-    does and is formed as products.
+    |A (B_j − mean)| does not factor over pairs, so queries are streamed in blocks of `BLOCK` numbers.
     """
     t, r = A.shape[-2:]
     mean = visible_mean(B, window)
