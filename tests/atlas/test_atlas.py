@@ -11,6 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from clearhead.atlas import SCHEMA_VERSION, TABLES, Atlas, AtlasWriter
+from clearhead.atlas.schema import SINCE
 from clearhead.errors import ClearheadError, CorruptFileError, NonFiniteError, UnknownNameError
 from clearhead.units import Graph, Provenance, Unit
 
@@ -208,7 +209,18 @@ def test_other_programs_can_read_the_tables(path):
     with duckdb.connect(":memory:") as connection:
         file = str(path / "units.parquet").replace("[", "[[]")
         assert connection.read_parquet(file).aggregate("count(*)").fetchall() == [(3,)]
-    assert pq.read_schema(path / "units.parquet").metadata[b"clearhead_schema"] == b"1"
+    assert pq.read_schema(path / "units.parquet").metadata[b"clearhead_schema"] == str(SCHEMA_VERSION).encode()
+
+
+def test_an_atlas_from_before_the_spectral_tables_reads_as_if_they_were_empty(path):
+    about = json.loads((path / "atlas.json").read_text())
+    for table in SINCE:
+        (path / f"{table}.parquet").unlink()
+    with pytest.raises(CorruptFileError, match="lacks"):
+        Atlas(path)
+    (path / "atlas.json").write_text(json.dumps({**about, "schema": 1}))
+    atlas = Atlas(path)
+    assert atlas.sql("select * from spectra") == [] and len(atlas.units()) == 3
 
 
 def test_reference_lists_exactly_the_columns():

@@ -16,7 +16,7 @@ import duckdb
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from clearhead.atlas.schema import SCHEMA_VERSION, TABLES, arrow_schema
+from clearhead.atlas.schema import SCHEMA_VERSION, SINCE, TABLES, arrow_schema
 from clearhead.errors import ClearheadError, CorruptFileError, UnknownNameError, nearest
 from clearhead.runs import read_json
 from clearhead.units.graph import FORMAT, Graph
@@ -40,6 +40,9 @@ class Atlas:
         self._connection = duckdb.connect(":memory:")
         for table in TABLES:
             file = self.path / f"{table}.parquet"
+            if self.about["schema"] < SINCE.get(table, 1):
+                self._connection.from_arrow(arrow_schema(table).empty_table()).create_view(table)
+                continue
             _check_columns(file, table)
             self._connection.read_parquet(_literal(file)).create_view(table)
 

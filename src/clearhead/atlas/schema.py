@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 
 _text, _int, _float, _double, _bool = pa.string(), pa.int64(), pa.float32(), pa.float64(), pa.bool_()
 _effect = pa.struct([pa.field("token", _text), pa.field("token_id", _int), pa.field("logit", _float)])
@@ -92,8 +92,89 @@ TABLES: dict[str, tuple[Column, ...]] = {
         Column("metric", _text, "name of the number: `fvu`, `l0`, `ce_clean`, `spanning_output`, ..."),
         Column("value", _double, "the number"),
     ),
+    "prompts": (
+        Column("prompt", _int, "number of the text; unique"),
+        Column("name", _text, "title of the text, or name of the task's template"),
+        Column("tokens", pa.list_(_text), "its tokens; bytes that are not UTF-8 as \\xNN"),
+        Column("token_ids", pa.list_(_int), "their vocabulary entries"),
+    ),
+    "spectra": (
+        Column("layer", _int, "layer of the model"),
+        Column("head", _int, "query head"),
+        Column("verdict", _text, "what the numbers of this row and of `controls` say in words"),
+        Column("n_firings", _int, "firings measured: attention above the threshold, not on a sink"),
+        Column("n_sink", _int, "firings on a sink (the first token), counted apart and left out of the numbers below"),
+        Column("sparsity", _double, "mean S of the relative contributions; empty without firings", optional=True),
+        Column("n_recon", _double, "median N_recon", optional=True),
+        Column("cancellation", _double, "median of sum |c| / |sum c|", optional=True),
+        Column("largest_rank", _double, "median place of the largest mode, 0 for the largest sigma", optional=True),
+        Column("energy_query", _double, "mean square of what the head's query directions read; 1 for random ones"),
+        Column("energy_key", _double, "the same of its key directions"),
+        Column("previous", _float, "mean attention to the token before"),
+        Column("duplicate", _float, "mean attention to earlier copies, on repeated random tokens"),
+        Column("induction", _float, "mean attention to what followed the copy, on repeated random tokens"),
+        Column("sink", _float, "mean attention to the first token"),
+        Column("rank", _int, "singular values above rounding"),
+        Column("degenerate", _int, "modes too close to a neighbour to be told apart"),
+        Column("error", _double, "largest error of the decomposition, relative to the largest singular value"),
+        Column("sigma", pa.list_(_float), "singular values, descending"),
+    ),
+    "controls": (
+        Column("layer", _int, "layer of the model"),
+        Column("head", _int, "query head"),
+        Column("control", _text, "`gauge`, `span`, `subspace`, `shuffle` or `untrained`"),
+        Column("draws", _int, "random draws (seeds for `untrained`)"),
+        Column("sparsity", _double, "mean S under the control"),
+        Column("n_recon", _double, "median N_recon under the control"),
+        Column("effect", _double, "mean over firings of S under the control minus S"),
+        Column("low", _double, "lower end of its 95 % interval, prompts resampled"),
+        Column("high", _double, "upper end"),
+        Column("p", _double, "share of draws whose pooled S is as low as the head's", optional=True),
+        Column("q", _double, "p corrected for the number of heads (Benjamini and Hochberg)", optional=True),
+    ),
+    "firings": (
+        Column("layer", _int, "layer of the model"),
+        Column("head", _int, "query head"),
+        Column("prompt", _int, "text of table `prompts`"),
+        Column("query", _int, "place of the query token"),
+        Column("key", _int, "place of the key token"),
+        Column("sink", _bool, "the key is the first token"),
+        Column("attention", _float, "attention weight"),
+        Column("score", _float, "sum of the contributions: the score before soft-cap and ALiBi"),
+        Column("relative", _float, "score minus the mean of the other visible keys' scores"),
+        Column("sparsity", _float, "S of the relative contributions"),
+        Column("n_recon", _int, "fewest modes that reach the relative score"),
+        Column("cancellation", _float, "sum |c| / |sum c|"),
+        Column("largest_rank", _float, "place of the largest mode, 0 for the largest sigma, 1 for the smallest"),
+        Column("modes", pa.list_(_int), "the modes that contribute most, by size"),
+        Column("contributions", pa.list_(_float), "their relative contributions, signed"),
+        Column("query_side", pa.list_(_float), "what each of these modes reads in the query (A)"),
+        Column("rest", _float, "sum of the other modes' contributions"),
+    ),
+    "modes": (
+        Column("unit_id", _text, "name of the mode, `mode.5.3.0`; unique"),
+        Column("layer", _int, "layer of the model"),
+        Column("head", _int, "query head"),
+        Column("mode", _int, "number of the mode, 0 for the largest singular value"),
+        Column("sigma", _float, "singular value"),
+        Column("degenerate", _bool, "too close to a neighbour for its single vectors to mean something"),
+        Column("share", _float, "share of the head's absolute contributions over all firings"),
+        Column("query_tokens", pa.list_(_effect), "embeddings nearest to the query direction; `logit` is the cosine"),
+        Column("key_tokens", pa.list_(_effect), "embeddings nearest to the key direction"),
+    ),
+    "shared_modes": (
+        Column("layer", _int, "layer of the model"),
+        Column("side", _text, "`query` or `key`"),
+        Column("head_a", _int, "one query head"),
+        Column("head_b", _int, "another query head of the layer"),
+        Column("overlap", _double, "mean squared cosine of the principal angles between what the two heads read"),
+        Column("random", _double, "the same for two random spaces of these sizes"),
+    ),
 }
 """Columns of each table, in order."""
+
+SINCE = dict.fromkeys(("prompts", "spectra", "controls", "firings", "modes", "shared_modes"), 2)
+"""The schema version that brought a table, where it is not the first; an older atlas reads as if the table were empty."""
 
 
 def arrow_schema(table: str) -> pa.Schema:
