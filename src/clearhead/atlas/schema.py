@@ -174,7 +174,7 @@ TABLES: dict[str, tuple[Column, ...]] = {
 """Columns of each table, in order."""
 
 SINCE = dict.fromkeys(("prompts", "spectra", "controls", "firings", "modes", "shared_modes"), 2)
-"""The schema version that brought a table, where it is not the first; an older atlas reads as if the table were empty."""
+"""The schema version that brought a table, where not the first; an older atlas reads as if the table were empty."""
 
 
 def arrow_schema(table: str) -> pa.Schema:
