@@ -1,0 +1,209 @@
+"""Firings: the places where a head's attention is decided, with what each of its modes contributes there.
+
+A head fires at a query when one key receives more than `threshold` of its attention (SAD, 2410.00340: 0.5, so that at
+most one key can). For every firing the head vectors A (query) and D (key, relative to the mean of the visible keys) are
+kept; c̃ = A ⊙ D are its relative contributions (sparsity.py), and statistics and controls are functions of A and D.
+
+Firings on the first token are sinks: attention parks there when a head has nothing to do. They are counted apart. Heads
+that fire more often than `keep` are sampled, uniformly and reproducibly; the counts stay exact. On the way the model's
+own attention is rebuilt from the modes and compared, so that a family whose scores clearhead misreads is refused.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, fields
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from clearhead.errors import ClearheadError
+from clearhead.model.access import Model
+from clearhead.spectral.attention_modes import HeadModes
+from clearhead.spectral.sparsity import visible, visible_count, visible_mean
+
+THRESHOLD = 0.5
+KEEP = 256
+KEEP_SINKS = 8
+PATTERN_BYTES = 1 << 28
+"""Attention patterns held at once: all layers of a batch of prompts are read in one forward."""
+BATCH_TOKENS = 4096
+
+
+@dataclass(frozen=True)
+class Prompts:
+    """Texts whose attention is decomposed. Raises `ClearheadError` for none, and for a text of a single token."""
+
+    names: Sequence[str]
+    tokens: Sequence[Int[Tensor, " t"]]
+    source: str
+
+    def __post_init__(self) -> None:
+        if not self.tokens:
+            raise ClearheadError("no text was given; give a prompt, a task or a text")
+        for name, row in zip(self.names, self.tokens, strict=True):
+            if len(row) < 2:
+                raise ClearheadError(
+                    f"the text {name!r} has {len(row)} token; a query needs at least two keys to choose from: give "
+                    "longer texts"
+                )
+
+    @property
+    def n_tokens(self) -> int:
+        """Tokens of all texts."""
+        return sum(map(len, self.tokens))
+
+    def batches(self, model: Model) -> Iterator[tuple[Int[Tensor, " b"], Int[Tensor, "b t"]]]:
+        """Numbers and tokens of texts of equal length, as many at once as memory allows; nothing is padded."""
+        lengths: dict[int, list[int]] = {}
+        for number, row in enumerate(self.tokens):
+            lengths.setdefault(len(row), []).append(number)
+        for length, numbers in sorted(lengths.items()):
+            each = 4 * model.n_layers * model.n_heads * length**2
+            size = max(1, min(PATTERN_BYTES // each, BATCH_TOKENS // length))
+            for start in range(0, len(numbers), size):
+                some = numbers[start : start + size]
+                yield torch.tensor(some), torch.stack([self.tokens[number] for number in some])
+
+
+class Sites(NamedTuple):
+    """What one forward showed of a layer's attention."""
+
+    q: Float[Tensor, "b h t dh"]
+    k: Float[Tensor, "b g t dh"]
+    pattern: Float[Tensor, "b h t t"]
+
+
+@dataclass(frozen=True, eq=False)
+class Firings:
+    """Firings of one layer, in columns of one length n."""
+
+    head: Int[Tensor, " n"]
+    prompt: Int[Tensor, " n"]
+    query: Int[Tensor, " n"]
+    key: Int[Tensor, " n"]
+    sink: Bool[Tensor, " n"]
+    attention: Float[Tensor, " n"]
+    score: Float[Tensor, " n"]
+    A: Float[Tensor, "n r"]
+    """What each mode reads in the query."""
+    D: Float[Tensor, "n r"]
+    """What it reads in the key, less the mean over the other visible keys."""
+    priority: Float[Tensor, " n"]
+    """Random numbers that decide which firings are kept; independent of everything else."""
+
+    @property
+    def contributions(self) -> Float[Tensor, "n r"]:
+        """c̃: how much of the relative score each mode contributes."""
+        return self.A * self.D
+
+    def __len__(self) -> int:
+        return len(self.head)
+
+    def where(self, kept: Tensor) -> "Firings":
+        """The firings at a mask or at indices."""
+        return Firings(**{field.name: getattr(self, field.name)[kept] for field in fields(self)})
+
+    def of_head(self, head: int) -> "Firings":
+        """The firings of one head that are not on a sink."""
+        return self.where((self.head == head) & ~self.sink)
+
+    @staticmethod
+    def joined(parts: Sequence["Firings"]) -> "Firings":
+        """All firings of several batches."""
+        names = [field.name for field in fields(Firings)]
+        return Firings(**{name: torch.cat([getattr(part, name) for part in parts]) for name in names})
+
+    def sampled(self, keep: int) -> "Firings":
+        """At most `keep` firings per head, and `KEEP_SINKS` on sinks, by priority."""
+        group = self.head * 2 + self.sink
+        order = torch.argsort(self.priority)
+        order = order[torch.argsort(group[order], stable=True)]
+        group = group[order]
+        # place within its group: how far from where the group's run begins
+        place = torch.arange(len(group)) - torch.searchsorted(group, group)
+        limit = torch.where(group % 2 == 1, KEEP_SINKS, keep)
+        return self.where(order[place < limit].sort().values)
+
+
+def read_sites(model: Model, layers: Sequence[int], tokens: Int[Tensor, "b t"]) -> dict[int, Sites]:
+    """q, k and pattern of several layers from one forward, on the CPU in float32 at least."""
+    names = ("q", "k", "pattern")
+    run = model.run(tokens, read=[f"{name}.{layer}" for layer in layers for name in names])
+
+    def taken(site: str) -> Tensor:
+        value = run[site]
+        return value.to(torch.promote_types(value.dtype, torch.float32))
+
+    return {layer: Sites(*(taken(f"{name}.{layer}") for name in names)) for layer in layers}
+
+
+def find_firings(
+    modes: HeadModes,
+    sites: Sites,
+    prompts: Int[Tensor, " b"],
+    generator: torch.Generator,
+    threshold: float = THRESHOLD,
+) -> Firings:
+    """The firings of one layer in a batch; queries that see a single key, as the first does, never fire."""
+    attention, key = sites.pattern.max(-1)
+    t = attention.shape[-1]
+    attention[..., visible_count(torch.arange(t, device=attention.device), modes.geometry.window) < 2] = 0
+    row, head, query = (attention > threshold).nonzero(as_tuple=True)
+    key, attention = key[row, head, query], attention[row, head, query]
+    A, D, score = query_and_key_sides(modes, sites, row, head, query, key)
+    return Firings(
+        head=head.cpu(),
+        prompt=prompts[row.cpu()],
+        query=query.cpu(),
+        key=key.cpu(),
+        sink=(key == 0).cpu(),
+        attention=attention.cpu(),
+        score=score.cpu(),
+        A=A.cpu(),
+        D=D.cpu(),
+        priority=torch.rand(len(row), generator=generator),
+    )
+
+
+def query_and_key_sides(
+    modes: HeadModes, sites: Sites, row: Tensor, head: Tensor, query: Tensor, key: Tensor
+) -> tuple[Float[Tensor, "n r"], Float[Tensor, "n r"], Float[Tensor, " n"]]:
+    """A, D and the score of given pairs; A·D sums to the relative score. Every query needs two visible keys."""
+    A, B = modes.project(sites.q, sites.k)
+    window = modes.geometry.window
+    count = visible_count(query, window)
+    factor = (count / (count - 1)).to(A.dtype)
+    a, b = A[row, head, query], B[row, head, key]
+    D = (b - visible_mean(B, window)[row, head, query]) * factor[:, None]
+    return a, D, (a * b).sum(-1)
+
+
+def verify_pattern(modes: HeadModes, sites: Sites, dtype: torch.dtype) -> float:
+    """Rebuilds the model's attention from the modes; returns the largest difference of log-odds within a query.
+
+    Compared where attention exceeds 0.001, up to one constant per query (sinks and soft maxima shift all keys alike).
+    Raises `ClearheadError` where they differ by more than the rounding of the model's number format.
+    """
+    A, B = modes.project(sites.q, sites.k)
+    scores = A @ B.mT
+    geometry = modes.geometry
+    if geometry.softcap is not None:
+        scores = geometry.softcap * torch.tanh(scores / geometry.softcap)
+    if geometry.alibi is not None:
+        slopes = torch.tensor(geometry.alibi, dtype=scores.dtype, device=scores.device)
+        scores = scores + slopes[:, None, None] * torch.arange(scores.shape[-1], device=scores.device)
+    seen = visible(scores.shape[-1], geometry.window, scores.device) & (sites.pattern > 1e-3)
+    difference = scores - sites.pattern.clamp_min(1e-30).log()
+    high = difference.masked_fill(~seen, -torch.inf).amax(-1)
+    low = difference.masked_fill(~seen, torch.inf).amin(-1)
+    worst = float(torch.where(seen.any(-1), high - low, 0).max())
+    size = float(scores.masked_fill(~seen, 0).abs().max())
+    allowed = torch.finfo(dtype).eps * (1000 + 64 * size) if dtype.itemsize < 4 else 1e-3 * (1 + size / 100)
+    if not worst <= allowed:
+        raise ClearheadError(
+            f"attention of layer {modes.layer} rebuilt from its modes differs from the model's own by {worst:.1e} in "
+            f"log-odds (rounding allows {allowed:.0e}); this family does something with queries or keys that clearhead "
+            "misses"
+        )
+    return worst
