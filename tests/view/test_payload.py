@@ -8,8 +8,9 @@ import pytest
 from clearhead.atlas.read import Atlas
 from clearhead.atlas.write import AtlasWriter
 from clearhead.errors import ClearheadError, CorruptFileError
+from clearhead.view.packing import pack, unpack
 from clearhead.view.page import write_page
-from clearhead.view.payload import ARCS_PER_PATTERN, build_payload, pack, unpack
+from clearhead.view.payload import ARCS_PER_PATTERN, build_payload
 from clearhead.view.visible import visible
 
 

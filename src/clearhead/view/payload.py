@@ -8,19 +8,15 @@ replaced by `visible.visible` and written once, in `index["vocab"]`.
 What is left out to bound the size is counted in `index["limits"]`, which the page shows.
 """
 
-import base64
-import gzip
-import json
 from collections import Counter
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
-from itertools import islice
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from clearhead.atlas.read import Atlas, Row
 from clearhead.errors import ClearheadError, CorruptFileError
+from clearhead.view.packing import Vocabulary, brief, divide, group_by, pack
 from clearhead.view.spread import host, spans
-from clearhead.view.visible import visible
 
 UNITS_PER_PART = 32
 BLOCKS_PER_PART = 16
@@ -37,26 +33,6 @@ class Payload:
     index: dict[str, Any]
     units: list[str]
     texts: list[str]
-
-    @property
-    def size(self) -> int:
-        """Characters of the packed parts together."""
-        return sum(map(len, self.units)) + sum(map(len, self.texts))
-
-
-@dataclass
-class Vocabulary:
-    """Visible forms of tokens and texts, each stored once."""
-
-    entries: list[str] = field(default_factory=list)
-    _places: dict[str, int] = field(default_factory=dict)
-
-    def place(self, token: str) -> int:
-        """Where `token` stands in `entries`, added if new."""
-        if token not in self._places:
-            self._places[token] = len(self.entries)
-            self.entries.append(visible(token))
-        return self._places[token]
 
 
 def build_payload(atlas: Atlas, examples_per_category: int | None = None) -> Payload:
@@ -88,26 +64,10 @@ def build_payload(atlas: Atlas, examples_per_category: int | None = None) -> Pay
         "partOfBlock": part_of_block,
         "limits": {"examples": examples_per_category, "held": _examples_held(atlas), "trimmed": trimmed},
     }
-    parts = [pack(list(part)) for part in _parts(details, UNITS_PER_PART)]
+    parts = [pack(list(part)) for part in divide(details, UNITS_PER_PART)]
     # last, for packing the units may have added tokens
     index["vocab"] = vocabulary.entries
     return Payload(index=index, units=parts, texts=text_parts)
-
-
-def pack(value: Any) -> str:
-    """Gzipped JSON in base64; the same value always gives the same text."""
-    raw = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode("utf-8")
-    return base64.b64encode(gzip.compress(raw, compresslevel=6, mtime=0)).decode("ascii")
-
-
-def unpack(text: str) -> Any:
-    """The value that `pack` was given."""
-    return json.loads(gzip.decompress(base64.b64decode(text)))
-
-
-def brief(value: float | None) -> float | None:
-    """Four significant digits: more than a reader needs, and a third of the size."""
-    return None if value is None else float(f"{value:.4g}")
 
 
 def _read_examples(atlas: Atlas, limit: int | None) -> dict[str, list[Row]]:
@@ -124,7 +84,7 @@ def _read_examples(atlas: Atlas, limit: int | None) -> dict[str, list[Row]]:
     unknown = {row["category"] for row in rows} - set(CATEGORIES)
     if unknown:
         raise CorruptFileError(f"{atlas.path} has examples of unknown category {min(unknown)!r}; use {CATEGORIES}")
-    return _by(rows, "unit_id")
+    return group_by(rows, "unit_id")
 
 
 def _read_patterns(atlas: Atlas, limit: int | None) -> dict[int, list[Row]]:
@@ -137,19 +97,12 @@ def _read_patterns(atlas: Atlas, limit: int | None) -> dict[int, list[Row]]:
         """,
         [limit],
     )
-    return _by(rows, "example_id")
+    return group_by(rows, "example_id")
 
 
 def _examples_held(atlas: Atlas) -> dict[str, int]:
     rows = atlas.sql("select category, max(rank) + 1 as n from examples group by category")
     return {row["category"]: row["n"] for row in rows}
-
-
-def _by(rows: Iterable[Row], key: str) -> dict[Any, list[Row]]:
-    grouped: dict[Any, list[Row]] = {}
-    for row in rows:
-        grouped.setdefault(row[key], []).append(row)
-    return grouped
 
 
 _SHOWN_TOKENS = """
@@ -180,7 +133,7 @@ def _pack_texts(atlas: Atlas, limit: int | None, vocabulary: Vocabulary) -> tupl
         [limit],
     )
     parts, part_of_block = [], {}
-    for number, part in enumerate(_parts(rows, BLOCKS_PER_PART)):
+    for number, part in enumerate(divide(rows, BLOCKS_PER_PART)):
         texts = {}
         for row in part:
             part_of_block[row["block"]] = number
@@ -196,12 +149,6 @@ def _runs(positions: Sequence[int], tokens: Sequence[str], vocabulary: Vocabular
             runs.append([position, []])
         runs[-1][1].append(vocabulary.place(token))
     return runs
-
-
-def _parts(items: Iterable[Any], size: int) -> Iterable[list[Any]]:
-    iterator = iter(items)
-    while part := list(islice(iterator, size)):
-        yield part
 
 
 def _example(row: Row, patterns: list[Row], vocabulary: Vocabulary) -> tuple[dict[str, Any], int]:
@@ -235,12 +182,9 @@ def _pattern(row: Row) -> tuple[dict[str, Any], int]:
 
 
 def _detail(unit: Row, shown: dict[str, list[dict[str, Any]]], vocabulary: Vocabulary) -> dict[str, Any]:
-    def effects(name: str) -> list[list[Any]]:
-        return [[vocabulary.place(e["token"]), brief(e["logit"])] for e in unit[name] or []]
-
     return {
-        "raised": effects("raised"),
-        "lowered": effects("lowered"),
+        "raised": vocabulary.effects(unit["raised"]),
+        "lowered": vocabulary.effects(unit["lowered"]),
         "counts": unit["histogram"] or [],
         "edges": [brief(edge) for edge in unit["histogram_edges"] or []],
         "shares": {formula: [brief(p) for p in unit[f"share_{formula}"] or []] for formula in FORMULAS},

@@ -1,9 +1,9 @@
 // Where the numbers come from: in the bar in short, in the dialog whole.
 
 function buildProvenance() {
-  const { model, layer, model_note: note, text, text_sha256: hash, tokens } = index.about;
+  const { model, layer, model_note: note, task, text, text_sha256: hash, tokens } = index.about;
   const place = layer === undefined || layer === null ? "" : ` · layer ${layer}`;
-  const about = [text, tokens ? `${number(tokens)} tokens` : "", hash ? `sha256 ${hash.slice(0, 12)}` : ""].filter(Boolean).join(" · ");
+  const about = [task, text, tokens ? `${number(tokens)} tokens` : "", hash ? `sha256 ${hash.slice(0, 12)}` : ""].filter(Boolean).join(" · ");
   const lines = [el("div", {}, el("strong", {}, model ?? "unnamed model"), place, about ? el("span", { class: "note" }, `  ${about}`) : null)];
   if (note && note !== model) lines.push(el("div", { class: "note", title: note }, note));
   byId("provenance").append(...lines);
@@ -15,13 +15,14 @@ function buildAbout() {
   const close = el("button", { type: "button", class: "plain", onclick: () => dialog.close() }, "Close");
   const megabytes = (bytes) => `${(bytes / 1e6).toFixed(1)} MB`;
   const { data, plotly: library } = index.bytes;
-  const { trimmed } = index.limits;
+  const { leftOut, keys } = notes();
+  const shortcuts = [[["/"], "search"], [["j", "k"], `next and previous ${listed.noun}`], ...keys];
   const parts = [
     el("header", {}, el("h2", { id: "about-title" }, "Where these numbers come from"), close),
     el("dl", {}, ...entries.flatMap(([name, value]) => [el("dt", {}, name), el("dd", {}, value)])),
-    el("p", {}, `This file makes no network request. Packed examples and texts take ${megabytes(data)} of it, plotly.js ${megabytes(library)}.`),
-    trimmed ? el("p", {}, `Of patterns with many sources only the largest are drawn; ${plural(trimmed, "smaller source")} are part of “other tokens”.`) : null,
-    el("p", {}, el("kbd", {}, "/"), " search  ", el("kbd", {}, "j"), " ", el("kbd", {}, "k"), ` next and previous ${noun}  `, el("kbd", {}, "↑"), " ", el("kbd", {}, "↓"), " examples  ", el("kbd", {}, "←"), " ", el("kbd", {}, "→"), " sources of one example"),
+    el("p", {}, `This file makes no network request. Packed data take ${megabytes(data)} of it, plotly.js ${megabytes(library)}.`),
+    leftOut ? el("p", {}, leftOut) : null,
+    el("p", {}, ...shortcuts.flatMap(([names, words]) => [...names.flatMap((name) => [el("kbd", {}, name), " "]), `${words}  `])),
   ];
   dialog.append(...parts.filter((part) => part !== null));
   dialog.addEventListener("click", (event) => event.target === dialog && dialog.close());

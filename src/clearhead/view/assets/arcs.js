@@ -40,13 +40,3 @@ function arcPath(start, end) {
   const lift = sameLine ? Math.min(6 + across * 0.09, 20) : 16;
   return `M ${start.x} ${start.y} C ${start.x} ${start.y - lift}, ${end.x} ${end.y - lift}, ${end.x} ${end.y}`;
 }
-
-/** Show one source alone, or all again with null. */
-function singleOut(card, place) {
-  for (const path of card.querySelectorAll(".arcs path")) {
-    path.classList.toggle("faded", place !== null && Number(path.dataset.source) !== place);
-  }
-  for (const source of card.querySelectorAll(".source")) {
-    source.classList.toggle("chosen", Number(source.dataset.source) === place);
-  }
-}

@@ -3,9 +3,6 @@
 const AROUND_QUERY = 14;
 const AROUND_SOURCE = 2;
 const WORTH_SHOWING = 0.04;
-const SHORTEST_GAP = 5;
-const LONG = 40;
-const MARKED = /^(?:[\u21b5\u21e5]|\u27e8[^\u27e9]+\u27e9)+$/;
 
 /**
  * The card of one example. `read` maps a block position to its token text, `peak` is the unit's largest |activation|,
@@ -38,7 +35,6 @@ function preActivation({ example, pattern, peak }) {
 }
 
 const cards = new WeakMap();
-const percentOf = (fraction) => `${(100 * fraction).toFixed(1)}%`;
 
 /** The pattern of the token the example is about. */
 function mainPattern(example) {
@@ -60,17 +56,13 @@ function fillTokens(state) {
   state.tokens.clear();
   line.replaceChildren(svg("svg", { class: "arcs", "aria-hidden": "true" }));
   for (const key of sourcesElsewhere(state)) line.append(tokenSpan(state, key, read(key) ?? `position ${key}`, 0, "elsewhere"));
-  let skipped = 0;
-  for (let position = example.start; position < example.start + example.length; position += 1) {
-    if (shown && !shown.has(position)) {
-      skipped += 1;
-      continue;
-    }
-    if (skipped) line.append(gap(state, skipped));
-    skipped = 0;
-    line.append(tokenSpan(state, position, read(position), warmth.get(position) ?? 0, ""));
-  }
-  if (skipped) line.append(gap(state, skipped));
+  const span = (position) => tokenSpan(state, position, read(position), warmth.get(position) ?? 0, "");
+  const open = () => {
+    state.whole = true;
+    fillTokens(state);
+    activate(state);
+  };
+  fillLine(line, example.start, example.start + example.length, shown, span, open);
 }
 
 /** Keys before the first token shown; every pattern's, so that each arc has a foot. */
@@ -91,29 +83,11 @@ function positionsWorthShowing({ example, peak }) {
     for (const { key, share } of sharesOf(pattern)) add(key, Math.abs(share) >= WORTH_SHOWING ? AROUND_SOURCE : 0);
   }
   example.active.forEach((offset, place) => Math.abs(example.values[place]) > peak / 4 && add(example.start + offset, AROUND_SOURCE));
-  let last = example.start - 1;
-  const end = example.start + example.length;
-  for (const position of [...shown].filter((p) => p >= example.start && p < end).sort((a, b) => a - b).concat(end)) {
-    if (position - last <= SHORTEST_GAP) add(last, position - last - 1);
-    last = position;
-  }
-  return shown;
-}
-
-function gap(state, count) {
-  const open = () => {
-    state.whole = true;
-    fillTokens(state);
-    activate(state);
-  };
-  return el("button", { type: "button", class: "gap", "aria-label": `Show ${plural(count, "more token")}`, onclick: open }, "…");
+  return closeGaps(shown, example.start, example.start + example.length);
 }
 
 function tokenSpan(state, position, text, activation, kind) {
-  const span = el("span", { class: `token ${kind} ${MARKED.test(text) ? "mark" : ""} ${text.length > LONG ? "long" : ""}`, "data-position": position });
-  // the space before a word stays outside the tint, for a line may break there
-  const spaces = text.trim() ? text.length - text.trimStart().length : 0;
-  span.append(text.slice(0, spaces), el("span", { class: "word" }, text.slice(spaces)));
+  const span = wordSpan(position, text, kind);
   if (activation) {
     const fraction = Math.min(Math.abs(activation) / (state.peak || 1), 1);
     span.style.setProperty("--warmth", percentOf(0.12 + 0.6 * fraction));
@@ -209,5 +183,15 @@ function moveInCard(event, state) {
     const { key, share } = sources[state.chosen];
     byId("spoken").textContent = `${quoted(state.read(key) ?? `position ${key}`)} ${signed(share, percent)}`;
     event.preventDefault();
+  }
+}
+
+/** Show one source alone, or all again with null. */
+function singleOut(card, place) {
+  for (const path of card.querySelectorAll(".arcs path")) {
+    path.classList.toggle("faded", place !== null && Number(path.dataset.source) !== place);
+  }
+  for (const source of card.querySelectorAll(".source")) {
+    source.classList.toggle("chosen", Number(source.dataset.source) === place);
   }
 }

@@ -1,58 +1,44 @@
-// The list: which units are shown, in which order, and the few rows that are on the screen.
+// The list: which items are shown, in which order, and the few rows that are on the screen. `listed` says what they are.
 
 const ROW_HEIGHT = 56;
-const SORTS = {
-  max_activation: { label: "Max activation", write: number, size: true },
-  rate: { label: "Activation rate", write: percent, log: true },
-  mean_activation: { label: "Mean activation", write: number },
-  participation_output: { label: "Participation, output", write: number },
-  participation_weights: { label: "Participation, weights", write: number },
-  participation_routing: { label: "Participation, routing", write: number },
-  logit: { label: "Largest logit effect", write: signed },
-  distance: { label: "Distance to source", write: number },
-  decoder_norm: { label: "Decoder norm", write: number },
-  index: { label: "Index", write: number, up: true },
-};
-const STATES = { alive: (place) => !units.dead[place], dead: (place) => units.dead[place] };
-const SPREADS = { spanning: (place) => spans(place), single: (place) => units.host[place] !== null && !spans(place) };
-const spans = (place) => units.spans[place];
-
-const NO_FILTER = { text: "", state: "", spread: "", group: "", host: "", kind: kinds.length > 1 ? kinds[0] : "", layer: "" };
-const query = { ...NO_FILTER, sort: "max_activation", up: false };
+const filters = listed.filters.filter(({ options }) => options.length > 2);
+const NO_FILTER = { text: "", ...Object.fromEntries(filters.map(({ name, first }) => [name, first ?? ""])) };
+const query = { ...NO_FILTER, sort: Object.keys(listed.sorts)[0], up: false };
+sortBy(query.sort);
 let found = [];
 let chosenPlace = null;
-const haystack = units.id.map((id, place) =>
-  [id, ...[...units.fires[place], ...units.raises[place]].map((entry) => vocab[entry])].join("\n").toLowerCase(),
-);
+const haystack = listed.ids.map((id, place) => `${id}\n${listed.search.text(place)}`.toLowerCase());
 
-/** Places of the units that the search and the filters let through, sorted; missing values come last either way. */
-function findUnits() {
-  const text = query.text.toLowerCase();
-  const isId = placeOf.has(query.text.trim());
-  const equal = (name) => query[name] === "" || ((place) => String(units[name][place]) === query[name]);
-  const tests = [STATES[query.state], SPREADS[query.spread], ...["group", "host", "kind", "layer"].map(equal)].filter((test) => typeof test === "function");
-  found = units.id.map((_, place) => place).filter((place) => tests.every((test) => test(place)));
-  if (isId) found = found.filter((place) => units.id[place] === query.text.trim());
+/** Places of the items that the search and the filters let through, sorted; missing values come last either way. */
+function findItems() {
+  const text = query.text.trim() ? query.text.toLowerCase() : "";
+  const exact = listed.ids.indexOf(query.text.trim());
+  const set = filters.filter(({ name }) => query[name] !== "");
+  found = listed.ids.map((_, place) => place).filter((place) => set.every(({ name, keeps }) => keeps(place, query[name])));
+  if (exact >= 0) found = found.filter((place) => place === exact);
   else if (text) found = found.filter((place) => haystack[place].includes(text));
-  const column = SORTS[query.sort].size ? units[query.sort].map((value) => value && Math.abs(value)) : units[query.sort];
+  const column = listed.sorts[query.sort].size ? valuesOf(query.sort).map((value) => value && Math.abs(value)) : valuesOf(query.sort);
   const direction = query.up ? 1 : -1;
   const missing = (value) => value === null || value === undefined;
   found.sort((a, b) => missing(column[a]) - missing(column[b]) || direction * (column[a] - column[b]) || a - b);
 }
 
-const rows = el("div", { class: "rows", role: "listbox", tabindex: 0, "aria-label": `${noun}s`, onscroll: drawRows, onkeydown: moveInList });
+/** A column to sort by. */
+function valuesOf(sort) {
+  return listed.columns[sort];
+}
+
+const rows = el("div", { class: "rows", role: "listbox", tabindex: 0, "aria-label": `${listed.noun}s`, onscroll: drawRows, onkeydown: moveInList });
 const spacer = el("div", { class: "spacer" });
 const countLine = el("span", { role: "status" });
 
 function buildList() {
+  const { hint, label, about } = listed.search;
   const search = el("input", {
-    type: "search", id: "search", placeholder: "Token or id…", autocomplete: "off", spellcheck: "false",
-    "aria-label": "Search by token in top activations and raised logits, or by id",
-    oninput: () => setQuery({ text: search.value }),
+    type: "search", id: "search", placeholder: hint, autocomplete: "off", spellcheck: "false", "aria-label": label, oninput: () => setQuery({ text: search.value }),
   });
-  const about = `Finds ${noun}s whose most active tokens or raised logits contain the text, or whose id does. Case is ignored.`;
-  const sort = select("sort", "Sort by", Object.entries(SORTS).filter(([name]) => units[name].some((v) => v !== null)).map(([name, { label }]) => [name, label]));
-  sort.value = query.sort;
+  const held = Object.entries(listed.sorts).filter(([name]) => valuesOf(name).some((value) => value !== null));
+  const sort = select("sort", "Sort by", held.map(([name, { label: words }]) => [name, words]));
   const turn = el("button", { type: "button", id: "direction", onclick: () => setQuery({ up: !query.up }) });
   const reset = el("button", { type: "button", id: "reset", onclick: resetQuery }, "Clear filters");
   byId("list").append(
@@ -63,12 +49,7 @@ function buildList() {
       el(
         "div",
         { class: "fields" },
-        ...choices("kind", "kind", (kind) => kindName(kind)),
-        ...choices("layer", "layer", (layer) => `layer ${layer}`),
-        field(select("state", "Alive or dead", [["", "alive and dead"], ["alive", "alive"], ["dead", "dead"]])),
-        field(select("spread", "Spread over original heads", [["", "any spread"], ["spanning", "spanning heads"], ["single", "one head"]])),
-        ...choices("group", "QK group", (group) => `QK group ${group}`),
-        ...choices("host", "host head", (host) => `host head ${host}`),
+        ...filters.map(({ name, label: words, options }) => el("div", { class: "field" }, select(name, words, options))),
         el("div", { class: "field sort" }, el("label", { for: "sort" }, "Sort"), sort, turn),
       ),
       el("div", { class: "found" }, countLine, reset),
@@ -80,26 +61,21 @@ function buildList() {
   updateList();
 }
 
-const field = (control) => el("div", { class: "field" }, control);
-
 function select(name, label, options) {
   const control = el("select", { id: name, "aria-label": label, title: label, onchange: () => setQuery({ [name]: control.value }) });
   control.append(...options.map(([value, text]) => el("option", { value }, text)));
   return control;
 }
 
-/** A filter over the values of a column; none when there is only one value to choose. */
-function choices(name, label, write) {
-  const values = [...new Set(units[name])].filter((value) => value !== null);
-  if (values.length < 2) return [];
-  values.sort((a, b) => (typeof a === "number" ? a - b : a < b ? -1 : 1));
-  return [field(select(name, label, [["", `any ${label}`], ...values.map((value) => [String(value), write(value)])]))];
+function setQuery(change) {
+  Object.assign(query, change);
+  if (change.sort) sortBy(change.sort);
+  updateList();
 }
 
-function setQuery(change) {
-  if (change.sort) change.up = SORTS[change.sort].up ?? false;
-  Object.assign(query, change);
-  updateList();
+/** Sort by a column in its usual direction: largest first, unless it says otherwise. */
+function sortBy(name) {
+  query.up = listed.sorts[name].up ?? false;
 }
 
 function resetQuery() {
@@ -108,14 +84,13 @@ function resetQuery() {
 }
 
 function updateList() {
-  findUnits();
-  for (const name of ["sort", "state", "spread", "group", "host", "kind", "layer"]) {
-    const control = byId(name);
-    if (control) control.value = query[name];
-    control?.classList.toggle("set", name !== "sort" && query[name] !== NO_FILTER[name]);
+  findItems();
+  byId("sort").value = query.sort;
+  for (const { name } of filters) {
+    byId(name).value = query[name];
+    byId(name).classList.toggle("set", query[name] !== NO_FILTER[name]);
   }
-  const all = query.kind ? ofKind(query.kind) : units.id.length;
-  const name = query.kind ? kindName(query.kind) : noun;
+  const [all, name] = listed.total();
   countLine.textContent = found.length < all ? `${number(found.length)} of ${plural(all, name)}` : plural(all, name);
   byId("reset").hidden = Object.entries(NO_FILTER).every(([filter, value]) => query[filter] === value);
   byId("direction").textContent = query.up ? "↑" : "↓";
@@ -125,15 +100,14 @@ function updateList() {
   drawRows();
 }
 
-/** Only the rows in sight exist, so 5,000 units cost what 20 do. */
+/** Only the rows in sight exist, so 5,000 items cost what 20 do. */
 function drawRows() {
   const first = Math.max(0, Math.floor(rows.scrollTop / ROW_HEIGHT) - 4);
   const last = Math.min(found.length, Math.ceil((rows.scrollTop + rows.clientHeight) / ROW_HEIGHT) + 4);
-  const values = units[query.sort];
-  const scale = barScale(values, SORTS[query.sort].log);
+  const scale = barScale(valuesOf(query.sort), listed.sorts[query.sort].log);
   const drawn = [];
   for (let place = first; place < last; place += 1) drawn.push(row(found[place], place, scale));
-  if (!found.length) drawn.push(el("p", { class: "none" }, `No ${noun} fits. Clear the filters or search for part of a token.`));
+  if (!found.length) drawn.push(el("p", { class: "none" }, `No ${listed.noun} fits. Clear the filters or search for part of a token.`));
   spacer.replaceChildren(...drawn);
   const at = found.indexOf(chosenPlace);
   if (at >= first && at < last) rows.setAttribute("aria-activedescendant", `row-${chosenPlace}`);
@@ -147,39 +121,25 @@ function barScale(values, log) {
   return (value) => (value === null || (log && value <= 0) ? 0 : ((log ? Math.log(value) : Math.abs(value)) - low) / (high - low || 1));
 }
 
-function row(unit, place, scale) {
-  const { write } = SORTS[query.sort];
-  const value = units[query.sort][unit];
+function row(item, place, scale) {
+  const value = valuesOf(query.sort)[item];
   const node = el(
     "div",
     {
-      class: `row ${unit === chosenPlace ? "chosen" : ""}`, role: "option", id: `row-${unit}`, "aria-selected": String(unit === chosenPlace),
-      "aria-setsize": found.length, "aria-posinset": place + 1, onclick: () => openUnit(unit),
+      class: `row ${item === chosenPlace ? "chosen" : ""}`, role: "option", id: `row-${item}`, "aria-selected": String(item === chosenPlace),
+      "aria-setsize": found.length, "aria-posinset": place + 1, onclick: () => openInList(item),
     },
-    el("div", { class: "name" }, query.kind || kinds.length === 1 ? shortId(unit) : units.id[unit], ...rowTags(unit)),
-    el("div", { class: "does" }, ...doing(unit)),
-    el("div", { class: "amount" }, el("span", {}, write(value)), el("div", { class: "track" }, el("i", { "width%": percentOf(scale(value)) }))),
+    el("div", { class: "name" }, ...listed.name(item)),
+    el("div", { class: "does" }, ...listed.does(item)),
+    el(
+      "div",
+      { class: "amount" },
+      el("span", {}, listed.sorts[query.sort].write(value)),
+      el("div", { class: "track" }, el("i", { "width%": percentOf(scale(value)) })),
+    ),
   );
   node.style.top = `${place * ROW_HEIGHT}px`;
   return node;
-}
-
-function rowTags(unit) {
-  const tags = [];
-  if (units.dead[unit]) tags.push(el("span", { class: "tag dead" }, "dead"));
-  if (spans(unit)) tags.push(el("span", { class: "tag" }, `spans ${number(units.participation_output[unit])}`));
-  else if (units.host[unit] !== null) tags.push(el("span", { class: "tag" }, `in head ${units.host[unit]}`));
-  return tags;
-}
-
-/** "fires on X → raises Y" in pills. */
-function doing(unit) {
-  const parts = [];
-  const [fires] = units.fires[unit];
-  const [raises] = units.raises[unit];
-  if (fires !== undefined) parts.push(pill(vocab[fires]));
-  if (raises !== undefined) parts.push(el("span", { class: "sign" }, "→"), pill(vocab[raises]));
-  return parts;
 }
 
 function moveInList(event) {
@@ -187,24 +147,25 @@ function moveInList(event) {
   const step = { ArrowDown: 1, ArrowUp: -1, PageDown: page, PageUp: -page, Home: -found.length, End: found.length }[event.key];
   if (!step || !found.length) return;
   event.preventDefault();
-  stepUnit(step);
+  stepInList(step);
 }
 
-/** Open the unit some rows further in the present order. */
-function stepUnit(step) {
+/** Open the item some rows further in the present order. */
+function stepInList(step) {
+  if (!found.length) return;
   const at = found.indexOf(chosenPlace);
   const next = at < 0 ? (step > 0 ? 0 : found.length - 1) : Math.min(Math.max(at + step, 0), found.length - 1);
-  openUnit(found[next], false);
+  openInList(found[next], false);
 }
 
-function openUnit(place, move = true) {
+function openInList(place, move = true) {
   // at once, for the next key may come before the address has changed
   chosenPlace = place;
-  location.hash = units.id[place];
+  location.hash = listed.ids[place];
   if (move) document.body.dataset.panel = "view";
 }
 
-/** Mark a unit in the list and bring its row into sight. */
+/** Mark an item in the list and bring its row into sight. */
 function chooseInList(place) {
   chosenPlace = place;
   const at = found.indexOf(place);
@@ -212,4 +173,11 @@ function chooseInList(place) {
   const seen = top >= rows.scrollTop && top + ROW_HEIGHT <= rows.scrollTop + rows.clientHeight;
   if (at >= 0 && !seen) rows.scrollTop = top - (rows.clientHeight - ROW_HEIGHT) / 2;
   drawRows();
+}
+
+/** Show the list with these filters alone. */
+function listOnly(set) {
+  resetQuery();
+  setQuery(set);
+  document.body.dataset.panel = "list";
 }

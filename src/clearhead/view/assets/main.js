@@ -1,4 +1,4 @@
-// Routing by the address (#lorsa.12.345, #summary), the colour scheme, and the keys that work everywhere.
+// Routing by the address (#lorsa.12.345, #head.5.3, #summary), the colour scheme, and the keys that work everywhere.
 
 const SCHEMES = ["light dark", "light", "dark"];
 const SCHEME_NAMES = { "light dark": "as the system", light: "light", dark: "dark" };
@@ -10,19 +10,13 @@ const SCHEME_ICONS = {
 
 function route() {
   const name = decodeURIComponent(location.hash.slice(1));
-  const place = placeOf.get(name);
-  byId("to-summary").classList.toggle("current", place === undefined);
   hideTip();
-  if (place !== undefined) {
-    chooseInList(place);
-    showUnit(place);
-    return;
-  }
+  const known = openNamed(name);
+  byId("to-summary").classList.toggle("current", !known);
+  if (known) return;
   chooseInList(null);
   showSummary();
-  if (name && name !== "summary") {
-    byId("view").prepend(el("p", { class: "notice" }, `There is no ${noun} ${quoted(name)} on this page; this is the summary.`));
-  }
+  if (name && name !== "summary") byId("view").prepend(notice(`There is no ${listed.noun} ${quoted(name)} on this page; this is the summary.`));
 }
 
 function setScheme(scheme) {
@@ -46,8 +40,8 @@ function onKey(event) {
     document.body.dataset.panel = "list";
     byId("search").focus();
   }
-  if (event.key === "j") stepUnit(1);
-  if (event.key === "k") stepUnit(-1);
+  if (event.key === "j") stepInList(1);
+  if (event.key === "k") stepInList(-1);
 }
 
 function togglePanel() {
@@ -66,5 +60,5 @@ byId("view").addEventListener("click", (event) => event.target.closest("a[href^=
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", redrawCharts);
 document.addEventListener("keydown", onKey);
 addEventListener("hashchange", route);
-new ResizeObserver(drawActive).observe(byId("view"));
+new ResizeObserver(() => settle()).observe(byId("view"));
 route();

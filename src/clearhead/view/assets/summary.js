@@ -44,9 +44,3 @@ function chartPanel(spec) {
   box.classList.toggle("wide", spec.name === "map");
   return box;
 }
-
-function listOnly(filters) {
-  resetQuery();
-  setQuery(filters);
-  document.body.dataset.panel = "list";
-}

@@ -34,10 +34,10 @@ async function showUnit(place) {
 /** What the page leaves out to stay small, in words; nothing when it holds all examples. */
 function limitsNotice() {
   const { examples, held } = index.limits;
-  if (examples === null) return el("span", { hidden: true });
+  if (examples === null) return nothing();
   const most = Math.max(...Object.values(held));
   const text = `To stay small this page holds the first ${examples} of up to ${most} examples of each kind per ${noun}; the atlas holds all.`;
-  return el("p", { class: "notice" }, text);
+  return notice(text);
 }
 
 function unitTitle(place) {
@@ -51,12 +51,7 @@ function unitTitle(place) {
     { class: "title" },
     el("h1", {}, `${kindName(units.kind[place])} `, el("code", {}, units.id[place].slice(units.kind[place].length + 1))),
     el("div", { class: "tags" }, ...tags),
-    el(
-      "div",
-      { class: "moves" },
-      el("button", { type: "button", class: "plain", id: "previous", "aria-label": "Previous in the list", title: "Previous in the list (k)", onclick: () => stepUnit(-1) }, "‹"),
-      el("button", { type: "button", class: "plain", id: "next", "aria-label": "Next in the list", title: "Next in the list (j)", onclick: () => stepUnit(1) }, "›"),
-    ),
+    moves(),
   );
 }
 
@@ -85,15 +80,6 @@ function unitFigures(place) {
     ["decoder_norm", "Decoder norm", number(units.decoder_norm[place]), ""],
   ];
   return el("div", { class: "figures" }, ...entries.map(([name, label, value, small]) => bigNumber(label, value, help(name, label), small)));
-}
-
-function bigNumber(label, value, explanation, small = "") {
-  return el(
-    "div",
-    { class: "figure" },
-    el("div", { class: "label" }, label, explanation),
-    el("div", { class: "value" }, el("span", {}, value), small && value !== MISSING ? el("small", {}, ` ${small}`) : null),
-  );
 }
 
 async function fillExamples(panel, place, detail) {
@@ -149,12 +135,8 @@ async function exampleCards(place, examples) {
   return examples.map((example, at) => exampleCard(example, readers[at], peak, shown.whole));
 }
 
-function panel(title, explanation, ...children) {
-  return el("section", { class: "panel" }, el("h3", {}, title, explanation), ...children);
-}
-
 function logitsPanel(detail) {
-  if (!detail.raised.length) return el("span", { hidden: true });
+  if (!detail.raised.length) return nothing();
   const largest = Math.max(...[...detail.raised, ...detail.lowered].map(([, value]) => Math.abs(value)), 1e-9);
   const column = (name, label, entries) =>
     el(
@@ -169,7 +151,7 @@ function logitsPanel(detail) {
 }
 
 function histogramPanel(detail) {
-  if (!detail.counts.some((count) => count > 0)) return el("span", { hidden: true });
+  if (!detail.counts.some((count) => count > 0)) return nothing();
   const spec = structuredClone(index.templates.histogram);
   const edges = detail.edges;
   Object.assign(spec.data[0], {
@@ -182,7 +164,7 @@ function histogramPanel(detail) {
 
 function sharesPanel(detail) {
   const formulas = ["output", "weights", "routing"];
-  if (!formulas.some((formula) => detail.shares[formula].some((share) => share !== 0))) return el("span", { hidden: true });
+  if (!formulas.some((formula) => detail.shares[formula].some((share) => share !== 0))) return nothing();
   const spec = structuredClone(index.templates.shares);
   formulas.forEach((formula, place) => {
     const shares = detail.shares[formula];
@@ -194,7 +176,7 @@ function sharesPanel(detail) {
 
 function groupPanel(place) {
   const group = units.group[place];
-  if (group === null) return el("span", { hidden: true });
+  if (group === null) return nothing();
   const same = (other) => units.group[other] === group && units.layer[other] === units.layer[place] && units.kind[other] === units.kind[place];
   const members = units.id.map((_, other) => other).filter((other) => same(other) && other !== place);
   members.sort((a, b) => (units.max_activation[b] ?? -1) - (units.max_activation[a] ?? -1));
@@ -204,9 +186,8 @@ function groupPanel(place) {
     return el("a", attributes, shortId(other), fires === undefined ? null : pill(vocab[fires]));
   };
   const showAll = () => {
-    resetQuery();
-    setQuery({ group: String(group), layer: byId("layer") ? String(units.layer[place]) : "", kind: byId("kind") ? units.kind[place] : "" });
-    document.body.dataset.panel = "list";
+    const held = (name) => (byId(name) ? { [name]: String(units[name][place]) } : {});
+    listOnly({ group: String(group), ...held("layer"), ...held("kind") });
   };
   return panel(
     `QK group ${group}`,

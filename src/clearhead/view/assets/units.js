@@ -1,8 +1,6 @@
-// The embedded data: the index at once, the packed parts when a unit is opened.
+// The units of the page: their columns, names, and what is unpacked when one is opened.
 
-const index = JSON.parse(byId("index").textContent);
 const units = index.units;
-const vocab = index.vocab;
 const placeOf = new Map(units.id.map((id, place) => [id, place]));
 const kinds = [...new Set(units.kind)].sort((a, b) => ofKind(b) - ofKind(a));
 const noun = units.kind.every((kind) => kind === "lorsa" || kind === "head") ? "head" : "unit";
@@ -11,26 +9,10 @@ const KIND_NAMES = { lorsa: "Lorsa head", head: "Attention head" };
 const kindName = (kind) => KIND_NAMES[kind] ?? kind;
 /** The id without its kind, where all units of the list or panel are of one. */
 const shortId = (place) => units.id[place].slice(units.kind[place].length + 1);
+const spans = (place) => units.spans[place];
 
 function ofKind(kind) {
   return units.kind.filter((other) => other === kind).length;
-}
-
-/** The unpacked contents of a data element, as a Response. */
-function inflate(id) {
-  const packed = atob(byId(id).textContent);
-  const bytes = new Uint8Array(packed.length);
-  for (let place = 0; place < packed.length; place += 1) bytes[place] = packed.charCodeAt(place);
-  return new Response(new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip")));
-}
-
-const opened = new Map();
-
-/** Part `number` of a kind ("units" or "texts"), unpacked once. */
-function part(kind, number) {
-  const id = `${kind}-${number}`;
-  if (!opened.has(id)) opened.set(id, inflate(id).json());
-  return opened.get(id);
 }
 
 /** Logits, histogram, shares and examples of one unit. */
