@@ -9,14 +9,14 @@ puts nothing in front of a text.
 import hashlib
 import json
 from collections.abc import Iterator
-from pathlib import Path
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
+from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from clearhead.data.text import SEPARATORS, documents, state_of
 from clearhead.errors import ClearheadError
-from clearhead.hub import build_once, cache_dir
+from clearhead.hub import cache_dir
+from clearhead.runs import read_json, write_json
 
 FORMAT = 1  # raise when training changes, so that cached tokenizers of an older version are not taken
 CHARACTERS = 10_000_000
@@ -37,11 +37,10 @@ def train_tokenizer(source: str, vocabulary: int) -> PreTrainedTokenizerBase:
         return _wrap(_learn(source, vocabulary))
     key = hashlib.sha256(json.dumps([FORMAT, state, vocabulary, CHARACTERS]).encode()).hexdigest()[:32]
 
-    def build(folder: Path) -> None:
-        _wrap(_learn(source, vocabulary)).save_pretrained(folder)
-
-    folder = build_once(cache_dir() / "tokenizers" / key, build)
-    return AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    path = cache_dir() / "tokenizers" / f"{key}.json"
+    if not path.exists():
+        write_json(path, json.loads(_learn(source, vocabulary).to_str()))
+    return _wrap(Tokenizer.from_str(json.dumps(read_json(path))))
 
 
 def _learn(source: str, vocabulary: int) -> Tokenizer:

@@ -134,7 +134,7 @@ def fit(
     with _stop_on_signal() as stopped, progress("train", total, done=start * tokens_per_step) as advance:
         for step in range(start, schedule.steps):
             chosen = indices(settings.seed, step, settings.batch_blocks, len(source), rank=rank, world=world)
-            batch = send_to_device(source.batch(chosen), accelerator.device)
+            batch: Any = send_to_device(source.batch(chosen), accelerator.device)
             set_lr(optimizer, schedule.peak_lr * schedule.lr_factor(step))
             loss, metrics = task.loss(forward, batch, schedule, step)
             accelerator.backward(loss)

@@ -12,30 +12,26 @@ are transformers' own GPT-2 and Llama without dropout, on their sdpa attention; 
 
 import contextlib
 import dataclasses
-import os
-import shutil
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
-from accelerate import Accelerator
 from jaxtyping import Int64
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import AutoTokenizer, GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM, PreTrainedModel
 from transformers import PreTrainedTokenizerBase as Tokenizer
 
 from clearhead.config import Pretrain
 from clearhead.data.text import TokenBlocks, token_blocks
 from clearhead.data.tokenizer import train_tokenizer
-from clearhead.errors import ClearheadError, NonFiniteError
+from clearhead.errors import ClearheadError
 from clearhead.hub import offline
-from clearhead.model.loading import BUNDLED, no_bar_for_weights
+from clearhead.model.loading import BUNDLED
 from clearhead.runs import RunDirectory
 from clearhead.training.checkpoint import list_checkpoints
-from clearhead.training.loop import LOG_EVERY, LoopSettings, fit
+from clearhead.training.language_model import LanguageModelling, TextAndRepeats, Watch, save_model
+from clearhead.training.loop import LoopSettings, fit
 from clearhead.training.optim import RateSchedule
-from clearhead.training.repeats import measure_induction, next_token_losses, repeated_sequences
 from clearhead.training.session import open_accelerator, peak_memory, refuse_other_run
 
 WARMUP_SHARE = 0.02
@@ -43,111 +39,10 @@ DECAY_SHARE = 0.5
 WEIGHT_DECAY = 0.01
 GRAD_CLIP = 1.0
 BETAS = (0.9, 0.98)
-MEASUREMENTS = 100  # of the held-out losses, at most, equally spaced over the run
 HELD_OUT_BLOCKS = 64
 SPREAD = 8  # the held-out blocks are taken from a text this many times as long, as neighbours are of one document
-REPEATED_BLOCKS = 32
+DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 IMMATERIAL = ("out", "resume", "device")
-
-
-class TextAndRepeats:
-    """All sequences of a training, numbered: first the repeated ones, then blocks of text, again when they run out."""
-
-    def __init__(
-        self,
-        text: Int64[Tensor, "n t"],
-        context: int,
-        total: int,
-        repeats: int,
-        seed: int,
-        alphabet: Int64[Tensor, " a"],
-    ):
-        self.text, self.context, self.total, self.repeats = text, context, total, repeats
-        self.seed, self.alphabet = seed, alphabet
-
-    def __len__(self) -> int:
-        return self.total
-
-    def batch(self, block_indices: Int64[Tensor, " b"]) -> Int64[Tensor, "b t"]:
-        """The sequences of these numbers, in this order."""
-        tokens = torch.empty(len(block_indices), self.context, dtype=torch.int64)
-        random = block_indices < self.repeats
-        tokens[random] = repeated_sequences(self.seed, block_indices[random], self.context, self.alphabet)
-        if not bool(random.all()):
-            tokens[~random] = self.text[(block_indices[~random] - self.repeats) % len(self.text)]
-        return tokens
-
-
-class LanguageModelling:
-    """Training a language model: the loop's `Task`."""
-
-    def __init__(self, model: PreTrainedModel):
-        self.module: nn.Module = model
-
-    def groups(self) -> list[tuple[list[nn.Parameter], float]]:
-        """All parameters at one learning rate."""
-        return [(list(self.module.parameters()), 1.0)]
-
-    def loss(
-        self,
-        forward: Callable[..., Any],
-        batch: Int64[Tensor, "b t"],
-        schedule: RateSchedule,  # noqa: ARG002 - nothing but the learning rate is scheduled
-        step: int,  # noqa: ARG002
-    ) -> tuple[Tensor, dict[str, Tensor]]:
-        """Mean next-token loss of one batch."""
-        return next_token_losses(forward, batch).mean(), {}
-
-    def finish_step(self, accelerator: Accelerator) -> None:
-        """Nothing follows the optimiser's step."""
-
-    def state(self) -> dict[str, Tensor]:
-        """Nothing beyond weights and moments."""
-        return {}
-
-    def load_state(self, tensors: dict[str, Tensor]) -> None:
-        """Nothing to restore."""
-
-
-class Watch:
-    """Measures the model on held-out data while it trains, and keeps it after the steps that were asked for."""
-
-    def __init__(
-        self,
-        model: PreTrainedModel,
-        tokenizer: Tokenizer,
-        run: Path,
-        *,
-        held_out: Int64[Tensor, "n t"],
-        alphabet: Int64[Tensor, " a"],
-        keep: list[int],
-        steps: int,
-    ):
-        self.model, self.tokenizer, self.run = model, tokenizer, run
-        self.held_out, self.alphabet = held_out, alphabet
-        self.keep, self.steps, self.every = set(keep), steps, max(LOG_EVERY, steps // MEASUREMENTS)
-
-    def __call__(self, done: int) -> dict[str, float]:
-        """The losses after `done` steps where they are due, else nothing; raises `NonFiniteError` before saving NaN."""
-        if done not in self.keep and done % self.every and done != self.steps:
-            return {}
-        losses = self.measure()
-        for name, value in losses.items():
-            if value != value:
-                raise NonFiniteError(f"{name} is {value} after step {done}; lower --lr")
-        if done in self.keep:
-            save_model(self.model, self.tokenizer, self.run / "snapshots" / f"step-{done:08d}")
-        return losses
-
-    @torch.no_grad()
-    def measure(self) -> dict[str, float]:
-        """Loss on held-out text, and on both halves of random sequences that repeat once (nats per token)."""
-        self.model.eval()
-        parts = self.held_out.split(REPEATED_BLOCKS)
-        text = torch.cat([next_token_losses(self.model, part.to(self.model.device)) for part in parts])
-        first, second = measure_induction(self.model, self.alphabet, self.held_out.shape[1], REPEATED_BLOCKS)
-        self.model.train()
-        return {"held_out_ce": float(text.mean()), "repeat_ce_first": first, "repeat_ce_second": second}
 
 
 def pretrain(config: Pretrain) -> dict[str, Any]:
@@ -180,7 +75,7 @@ def pretrain(config: Pretrain) -> dict[str, Any]:
             run.truncate_metrics(-1)
             run.log(step=0, tokens=0, **watch(0))
         result = fit(
-            LanguageModelling(model), source, schedule(config), settings(config), run, accelerator, None, watch
+            LanguageModelling(model), source, schedule(config), settings(config), run, accelerator, observe=watch
         )
         summary = {
             "architecture": config.architecture,
@@ -202,7 +97,7 @@ def pretrain(config: Pretrain) -> dict[str, Any]:
             "peak_memory_bytes": peak_memory(),
         }
         if main:
-            save_model(model.to(getattr(torch, config.store_dtype)), tokenizer, run.path / "model")
+            save_model(model.to(DTYPES[config.store_dtype]), tokenizer, run.path / "model")
             run.write_summary(summary)
         return summary
 
@@ -258,10 +153,17 @@ def open_text(config: Pretrain, tokenizer: Tokenizer) -> tuple[TextAndRepeats, T
     """All sequences of a training, and the text among them; raises `ClearheadError` if it does not fill one batch."""
     per_batch = config.batch_tokens // config.context
     total = config.steps() * per_batch
-    repeats = round(config.repeat_share * total)
-    wanted = (total - repeats) * config.context
-    blocks = token_blocks(tokenizer, config.text, split="train", n_tokens=wanted, context=config.context, at_most=True)
-    if len(blocks) < per_batch:
+    repeats = int(config.repeat_share * total)  # rounded down: some text is always left
+    wanted = total - repeats
+    blocks = token_blocks(
+        tokenizer,
+        config.text,
+        split="train",
+        n_tokens=wanted * config.context,
+        context=config.context,
+        at_most=True,
+    )
+    if len(blocks) < min(wanted, per_batch):
         raise ClearheadError(
             f"the train text of {config.text!r} has {len(blocks)} blocks of {config.context} tokens and a batch takes "
             f"{per_batch}; lower --batch-tokens or name a longer text"
@@ -286,13 +188,12 @@ def alphabet_of(tokenizer: Tokenizer) -> Int64[Tensor, " a"]:
 
 def build_model(config: Pretrain, tokenizer: Tokenizer) -> PreTrainedModel:
     """A model with transformers' own initialisation, a function of the seed; this process's random state is kept."""
-    ids = {"bos_token_id": tokenizer.bos_token_id, "eos_token_id": tokenizer.eos_token_id}
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(config.seed)
-        return model_of_size(config, len(tokenizer), **ids)
+        return model_of_size(config, len(tokenizer), tokenizer.bos_token_id, tokenizer.eos_token_id)
 
 
-def model_of_size(config: Pretrain, vocabulary: int, **ids: Any) -> PreTrainedModel:
+def model_of_size(config: Pretrain, vocabulary: int, bos: Any = None, eos: Any = None) -> PreTrainedModel:
     """The model of a configuration on the current default device, its weights drawn from the current random state."""
     if config.architecture == "gpt2":
         shape = GPT2Config(
@@ -306,7 +207,8 @@ def model_of_size(config: Pretrain, vocabulary: int, **ids: Any) -> PreTrainedMo
             resid_pdrop=0.0,
             embd_pdrop=0.0,
             attn_pdrop=0.0,
-            **ids,
+            bos_token_id=bos,
+            eos_token_id=eos,
         )
         return GPT2LMHeadModel(shape)
     return LlamaForCausalLM(
@@ -320,20 +222,7 @@ def model_of_size(config: Pretrain, vocabulary: int, **ids: Any) -> PreTrainedMo
             # three matrices of 8/3 d hold what GPT-2's two of 4 d do
             intermediate_size=-(-8 * config.width // 3),
             tie_word_embeddings=True,
-            **ids,
+            bos_token_id=bos,
+            eos_token_id=eos,
         )
     )
-
-
-def save_model(model: PreTrainedModel, tokenizer: Tokenizer, folder: Path) -> None:
-    """Write a Hugging Face folder, whole or not at all; one of that name is replaced."""
-    part = folder.with_name(f".{folder.name}.{os.getpid()}.part")
-    try:
-        with no_bar_for_weights():
-            model.save_pretrained(part)
-        tokenizer.save_pretrained(part)
-        if folder.exists():
-            shutil.rmtree(folder)
-        part.rename(folder)
-    finally:
-        shutil.rmtree(part, ignore_errors=True)

@@ -8,10 +8,13 @@ so a sequence is a function of (seed, number) and never has to be stored. Up to 
 (log |alphabet| nats); from p + 1 on, everything can, by whoever finds what followed the same token before.
 """
 
+from collections.abc import Callable
+from typing import Any
+
 import numpy as np
 import torch
 import torch.nn.functional as F
-from jaxtyping import Int64
+from jaxtyping import Float, Int64
 from torch import Tensor
 from transformers import PreTrainedModel
 
@@ -54,7 +57,7 @@ def measure_induction(
     return float(losses[:, : period - 1].mean()), float(losses[:, period : 2 * period - 1].mean())
 
 
-def next_token_losses(model: PreTrainedModel, tokens: Int64[Tensor, "b t"]) -> Tensor:
-    """Loss (nats) of predicting tokens 1..T-1 of each row; [b, t-1]."""
+def next_token_losses(model: Callable[..., Any], tokens: Int64[Tensor, "b t"]) -> Float[Tensor, "b s"]:
+    """Loss (nats) of predicting tokens 1..T-1 of each row; [b, t-1]. `model` is called as a transformers model."""
     logits = model(input_ids=tokens, use_cache=False).logits[:, :-1]
     return F.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten(), reduction="none").view(len(tokens), -1)
