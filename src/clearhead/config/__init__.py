@@ -18,11 +18,25 @@ from clearhead.config.lorsa import (
     TrainLorsa,
 )
 from clearhead.config.pretrain import Architecture, Pretrain
+from clearhead.config.spectral_run import OfTexts, SpectralRun, SpectralSweep
 from clearhead.config.verb import SCHEMA, Dtype, OfModel, Split, Verb, resolve_layer
 from clearhead.config.view import View
 
 VERBS: dict[str, type[Verb]] = {
-    cls.verb: cls for cls in (Demo, Harvest, TrainLorsa, Evaluate, Analyze, View, Pretrain, BenchLorsa, BenchZPattern)
+    cls.verb: cls
+    for cls in (
+        Demo,
+        Harvest,
+        TrainLorsa,
+        Evaluate,
+        Analyze,
+        View,
+        Pretrain,
+        SpectralRun,
+        SpectralSweep,
+        BenchLorsa,
+        BenchZPattern,
+    )
 }
 """Each verb's configuration, in the order `clearhead --help` lists them."""
 
@@ -41,7 +55,10 @@ __all__ = [
     "Initialisation",
     "OfModel",
     "OfRun",
+    "OfTexts",
     "Pretrain",
+    "SpectralRun",
+    "SpectralSweep",
     "Split",
     "Tracker",
     "TrainLorsa",

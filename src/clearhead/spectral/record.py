@@ -1,0 +1,339 @@
+"""A census with its controls as an atlas, and its headline numbers.
+
+`compare_all` runs the controls, `summarise` says what a reader asks first, `write_spectral_atlas` fills the tables
+`prompts`, `spectra`, `controls`, `firings`, `modes` and `shared_modes` (docs/reference/atlas-schema.md).
+"""
+
+import time
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from clearhead.atlas.write import AtlasWriter
+from clearhead.model.access import Model
+from clearhead.runs import progress
+from clearhead.spectral.census import Census, LayerCensus
+from clearhead.spectral.control_runs import compare_subspaces, compare_untrained
+from clearhead.spectral.controls import Separation, compare, corrected, gauge, random_rotations, shuffle, span
+from clearhead.spectral.firings import Firings, Prompts
+from clearhead.spectral.nearest import nearest_tokens
+from clearhead.spectral.shared import SharedModes, find_shared, overlaps, random_overlap
+from clearhead.spectral.sparsity import cancellation, largest_rank, n_recon, rolls_tovee
+from clearhead.spectral.verdicts import VERDICTS, Verdict, judge
+from clearhead.units.unit import Unit
+
+MODES_PER_FIRING = 8
+MODES_PER_HEAD = 6
+NEAREST = 6
+
+Place = tuple[int, int]
+"""Layer and head."""
+
+
+@dataclass(frozen=True)
+class HeadNumbers:
+    """One head's statistics over its firings; None without firings."""
+
+    sparsity: float | None
+    n_recon: float | None
+    cancellation: float | None
+    largest_rank: float | None
+
+
+def measure_head(firings: Firings) -> HeadNumbers:
+    """Mean S and medians over the firings of one head."""
+    if not len(firings):
+        return HeadNumbers(None, None, None, None)
+    c = firings.contributions
+    return HeadNumbers(
+        sparsity=float(rolls_tovee(c).double().mean()),
+        n_recon=float(n_recon(c).double().quantile(0.5)),
+        cancellation=float(cancellation(c).double().quantile(0.5)),
+        largest_rank=float(largest_rank(c).double().quantile(0.5)),
+    )
+
+
+def compare_all(
+    model: Model, prompts: Prompts, census: Census, *, draws: int, seed: int, untrained: bool = True
+) -> dict[Place, dict[str, Separation]]:
+    """Every head with firings against every control; `census.seconds` gains what each took."""
+    found: dict[Place, dict[str, Separation]] = {}
+    begun = time.process_time()
+    generator = torch.Generator().manual_seed(seed)
+    rotations: dict[int, Tensor] = {}
+    with progress("rotated bases", len(census.layers), "layers") as advance:
+        for layer, of_layer in census.layers.items():
+            for head in range(of_layer.modes.n_heads):
+                firings = of_layer.firings.of_head(head)
+                rank = int(of_layer.modes.svd.rank[head])
+                if not len(firings) or rank == 0:
+                    continue
+                if rank not in rotations:
+                    rotations[rank] = random_rotations(draws, rank, generator)
+                own = compare_bases(firings, of_layer.modes.svd.S[head, :rank].cpu(), rotations[rank], generator)
+                found[layer, head] = {separation.control: separation for separation in own}
+            advance(1)
+    census.seconds["rotations and shuffles"] = time.process_time() - begun
+    begun = time.process_time()
+    drawn = [compare_subspaces(model, prompts, census, seed)]
+    census.seconds["random subspaces"] = time.process_time() - begun
+    begun = time.process_time()
+    if untrained:
+        drawn.append(compare_untrained(model, prompts, census, seed))
+    census.seconds["untrained weights"] = time.process_time() - begun
+    for separations in drawn:
+        for place, some in separations.items():
+            found.setdefault(place, {}).update({separation.control: separation for separation in some})
+    return found
+
+
+def compare_bases(firings: Firings, S: Tensor, rotations: Tensor, generator: torch.Generator) -> list[Separation]:
+    """One head's firings against rotated bases and shuffled keys; `S` holds the singular values that are not zero."""
+    A, D = firings.A[:, : len(S)], firings.D[:, : len(S)]
+    draws, n = len(rotations), len(firings)
+    controls = {"gauge": gauge(A, D, rotations), "span": span(A, D, S, rotations)}
+    if n > 1:
+        orders = torch.rand(draws, n, generator=generator).argsort(-1)
+        controls["shuffle"] = shuffle(A, D, orders)
+    return [compare(name, draw, draws, A * D, firings.prompt, generator) for name, draw in controls.items()]
+
+
+@dataclass(frozen=True)
+class Judged:
+    """Every head's numbers, corrected p values and verdict."""
+
+    numbers: dict[Place, HeadNumbers]
+    q: dict[tuple[int, int, str], float]
+    verdicts: dict[Place, Verdict]
+
+
+def judge_all(census: Census, separations: Mapping[Place, Mapping[str, Separation]]) -> Judged:
+    """Verdicts on all heads; p is corrected over all heads with firings, per control."""
+    q: dict[tuple[int, int, str], float] = {}
+    for name in sorted({name for some in separations.values() for name in some}):
+        tested = {place: some[name].p for place, some in separations.items() if name in some}
+        known = {place: p for place, p in tested.items() if p is not None}
+        for (layer, head), value in zip(known, corrected(list(known.values())), strict=True):
+            q[layer, head, name] = value
+    numbers, verdicts = {}, {}
+    for layer, found in census.layers.items():
+        for head in range(found.modes.n_heads):
+            place = layer, head
+            numbers[place] = measure_head(found.firings.of_head(head))
+            verdicts[place] = judge(
+                rank=int(found.modes.svd.rank[head]),
+                n_firings=int(found.n_firings[head]),
+                n_sink=int(found.n_sink[head]),
+                energy=float(torch.minimum(found.energy_query[head], found.energy_key[head])),
+                cancellation=numbers[place].cancellation,
+                separations={
+                    name: (one, q.get((layer, head, name))) for name, one in separations.get(place, {}).items()
+                },
+            )
+    return Judged(numbers, q, verdicts)
+
+
+def summarise(census: Census, separations: Mapping[Place, Mapping[str, Separation]], judged: Judged) -> dict[str, Any]:
+    """Headline numbers: firings, S against every control, N_recon, shares of heads, time."""
+    places = [place for place, numbers in judged.numbers.items() if numbers.sparsity is not None]
+    counts = torch.cat(
+        [n_recon(f.firings.where(~f.firings.sink).contributions) for f in census.layers.values()]
+    ).double()
+    verdicts = Counter(judged.verdicts.values())
+    measured = verdicts["not separated"] + verdicts["sparse but cancelling"] + verdicts["sparse, separated"]
+    summary: dict[str, Any] = {
+        "heads": len(judged.numbers),
+        "heads_with_firings": len(places),
+        "firings": int(sum(int(found.n_firings.sum()) for found in census.layers.values())),
+        "firings_on_sinks": int(sum(int(found.n_sink.sum()) for found in census.layers.values())),
+        "threshold": census.threshold,
+        "verdicts": {name: verdicts[name] for name in VERDICTS if verdicts[name]},
+        "refused_layers": len(census.refused),
+        "seconds": {name: round(value, 2) for name, value in census.seconds.items()},
+    }
+    if measured:
+        separated = verdicts["sparse but cancelling"] + verdicts["sparse, separated"]
+        summary["separated_share"] = separated / measured
+    if places:
+        own = torch.tensor([judged.numbers[place].sparsity for place in places], dtype=torch.float64)
+        summary["sparsity_of_heads"] = _quartiles(own)
+        summary["n_recon_of_firings"] = _quartiles(counts)
+        summary["n_recon_share_up_to_4"] = float((counts <= 4).double().mean())
+        for name in sorted({name for some in separations.values() for name in some}):
+            of = [some[name] for some in separations.values() if name in some]
+            drawn = torch.tensor([one.sparsity for one in of], dtype=torch.float64)
+            q = [judged.q[key] for key in judged.q if key[2] == name]
+            summary[f"control_{name}"] = {
+                "heads": len(of),
+                "sparsity": _quartiles(drawn),
+                "heads_sparser": sum(one.low > 0 for one in of) / len(of),
+                **({"heads_with_q_up_to_0.05": sum(value <= 0.05 for value in q)} if q else {}),
+            }
+    return summary
+
+
+def _quartiles(values: Tensor) -> list[float]:
+    return [round(value, 4) for value in values.quantile(torch.tensor([0.25, 0.5, 0.75], dtype=torch.float64)).tolist()]
+
+
+def write_spectral_atlas(
+    path: Path,
+    model: Model,
+    prompts: Prompts,
+    census: Census,
+    separations: Mapping[Place, Mapping[str, Separation]],
+    judged: Judged,
+    about: Mapping[str, Any],
+    seed: int,
+) -> dict[int, SharedModes]:
+    """Write every table, whole or not at all; returns the shared modes per layer, whose counts are in the atlas too."""
+    shared: dict[int, SharedModes] = {}
+    generator = torch.Generator().manual_seed(seed)
+    with AtlasWriter(path, {**about, "refused_layers": {str(k): v for k, v in census.refused.items()}}) as atlas:
+        atlas.append(
+            "prompts",
+            {
+                "prompt": list(range(len(prompts.tokens))),
+                "name": list(prompts.names),
+                "tokens": [_strings(model, row) for row in prompts.tokens],
+                "token_ids": [row.tolist() for row in prompts.tokens],
+            },
+        )
+        for layer, found in census.layers.items():
+            atlas.append("spectra", _spectra(layer, found, judged))
+            _append(atlas, "controls", _controls(layer, separations, judged))
+            _append(atlas, "firings", _firings(layer, found.firings))
+            _append(atlas, "modes", _modes(model, layer, found))
+            _append(atlas, "shared_modes", _shared(layer, found))
+            shared[layer] = find_shared(found.modes, generator)
+            atlas.append_metrics(
+                layer,
+                "mode",
+                {"shared_modes": shared[layer].n_modes, "shared_modes_rotated": shared[layer].in_rotated},
+            )
+    return shared
+
+
+def _append(atlas: AtlasWriter, table: str, columns: dict[str, Any]) -> None:
+    if columns and len(next(iter(columns.values()))):
+        atlas.append(table, columns)
+
+
+def _strings(model: Model, row: Tensor) -> list[str]:
+    return model.token_strings(row) if model.tokenizer is not None else [str(int(token)) for token in row]
+
+
+def _spectra(layer: int, found: LayerCensus, judged: Judged) -> dict[str, Any]:
+    h = found.modes.n_heads
+    numbers = [judged.numbers[layer, head] for head in range(h)]
+    return {
+        "layer": [layer] * h,
+        "head": list(range(h)),
+        "verdict": [judged.verdicts[layer, head] for head in range(h)],
+        "n_firings": found.n_firings.tolist(),
+        "n_sink": found.n_sink.tolist(),
+        **{
+            name: [getattr(one, name) for one in numbers]
+            for name in ("sparsity", "n_recon", "cancellation", "largest_rank")
+        },
+        "energy_query": found.energy_query.tolist(),
+        "energy_key": found.energy_key.tolist(),
+        **{name: values.tolist() for name, values in found.behaviour.items()},
+        "rank": found.modes.svd.rank.tolist(),
+        "degenerate": found.modes.svd.degenerate.sum(-1).tolist(),
+        "error": found.modes.svd.error.tolist(),
+        "sigma": found.modes.svd.S.tolist(),
+    }
+
+
+def _controls(layer: int, separations: Mapping[Place, Mapping[str, Separation]], judged: Judged) -> dict[str, Any]:
+    rows = [
+        {
+            "layer": layer,
+            "head": head,
+            **{name: getattr(one, name) for name in _CONTROL_COLUMNS},
+            "q": judged.q.get((layer, head, one.control)),
+        }
+        for (at, head), some in separations.items()
+        if at == layer
+        for one in some.values()
+    ]
+    return {name: [row[name] for row in rows] for name in rows[0]} if rows else {}
+
+
+_CONTROL_COLUMNS = ("control", "draws", "sparsity", "n_recon", "effect", "low", "high", "p")
+
+
+def _firings(layer: int, firings: Firings) -> dict[str, Any]:
+    n, c = len(firings), firings.contributions
+    if not n:
+        return {}
+    size = min(MODES_PER_FIRING, c.shape[-1])
+    modes = c.abs().topk(size, -1).indices
+    largest = c.gather(-1, modes)
+    return {
+        "layer": [layer] * n,
+        **{name: getattr(firings, name).tolist() for name in ("head", "prompt", "query", "key", "sink")},
+        "attention": firings.attention.numpy(),
+        "score": firings.score.numpy(),
+        "relative": c.sum(-1).numpy(),
+        "sparsity": rolls_tovee(c).numpy(),
+        "n_recon": n_recon(c).numpy(),
+        "cancellation": cancellation(c).numpy(),
+        "largest_rank": largest_rank(c).numpy(),
+        "modes": modes.tolist(),
+        "contributions": largest.tolist(),
+        "query_side": firings.A.gather(-1, modes).tolist(),
+        "rest": (c.sum(-1) - largest.sum(-1)).numpy(),
+    }
+
+
+def _modes(model: Model, layer: int, found: LayerCensus) -> dict[str, Any]:
+    """The modes that carry most of each head's contributions, with the tokens nearest to their directions."""
+    rows: dict[str, list[Any]] = {
+        name: [] for name in ("unit_id", "layer", "head", "mode", "sigma", "degenerate", "share")
+    }
+    for head in range(found.modes.n_heads):
+        size = found.firings.of_head(head).contributions.abs().sum(0)
+        if not float(size.sum()):
+            continue
+        share = size / size.sum()
+        for mode in share.topk(min(MODES_PER_HEAD, len(share))).indices.tolist():
+            rows["unit_id"].append(Unit("mode", layer, head, part=mode).id)
+            rows["layer"].append(layer)
+            rows["head"].append(head)
+            rows["mode"].append(mode)
+            rows["sigma"].append(float(found.modes.svd.S[head, mode]))
+            rows["degenerate"].append(bool(found.modes.svd.degenerate[head, mode]))
+            rows["share"].append(float(share[mode]))
+    if not rows["mode"]:
+        return {}
+    heads, modes = torch.tensor(rows["head"]), torch.tensor(rows["mode"])
+    columns: dict[str, Any] = dict(rows)
+    for name, vectors in (("query_tokens", found.modes.svd.U), ("key_tokens", found.modes.svd.V)):
+        directions = vectors.cpu()[heads, :, modes].T
+        near = nearest_tokens(model, layer, directions, NEAREST).embedding
+        columns[name] = [
+            [
+                {"token": token, "token_id": int(number), "logit": float(cosine)}
+                for token, number, cosine in zip(_strings(model, ids), ids, cosines, strict=True)
+            ]
+            for ids, cosines in zip(near.ids, near.cosines, strict=True)
+        ]
+    return columns
+
+
+def _shared(layer: int, found: LayerCensus) -> dict[str, Any]:
+    h = found.modes.n_heads
+    expected, rows = random_overlap(found.modes), []
+    for side, overlap in overlaps(found.modes).items():
+        rows += [
+            (layer, side, a, b, float(overlap[a, b]), float(expected[a, b])) for a in range(h) for b in range(a + 1, h)
+        ]
+    names = ("layer", "side", "head_a", "head_b", "overlap", "random")
+    return {name: [row[place] for row in rows] for place, name in enumerate(names)}

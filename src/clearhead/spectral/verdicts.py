@@ -1,0 +1,74 @@
+"""What the numbers of one head say in words, by fixed rules in a fixed order.
+
+    no query–key product      all singular values are zero
+    no firings                no key ever received more than the threshold of attention
+    sink                      more than 95 of 100 firings are on the first token
+    no token energy           the directions catch under 1 % of what random directions catch
+    too few firings           fewer than 5 to measure
+    not compared              the controls were not run
+    not separated             some of `gauge` and `span` are as sparse: q > 0.05, or an interval that holds 0
+    sparse but cancelling     separated, but negative contributions are at least half of the positive ones
+    sparse, separated         S is below both controls, and few modes add up without cancelling
+
+The rules are clearhead's own; SVF (2602.13524) gives none. S must separate from both readings of a rotated basis, for a
+steep spectrum alone passes the one and a lucky basis the other.
+"""
+
+import math
+from collections.abc import Mapping
+from typing import Literal, get_args
+
+from clearhead.spectral.controls import Separation
+
+Verdict = Literal[
+    "no query–key product",
+    "no firings",
+    "sink",
+    "no token energy",
+    "too few firings",
+    "not compared",
+    "not separated",
+    "sparse but cancelling",
+    "sparse, separated",
+]
+VERDICTS: tuple[str, ...] = get_args(Verdict)
+
+SINK_SHARE = 0.95
+LOW_ENERGY = 0.01
+FEWEST = 5
+LEVEL = 0.05
+CANCELLING = 3.0
+"""Σ|c|/|Σc| at which the negative contributions are half of the positive ones: (P + N)/(P − N) = 3 for N = P/2."""
+JUDGED_BY = ("gauge", "span")
+
+
+def judge(
+    *,
+    rank: int,
+    n_firings: int,
+    n_sink: int,
+    energy: float,
+    cancellation: float | None,
+    separations: Mapping[str, tuple[Separation, float | None]],
+) -> Verdict:
+    """The verdict on one head.
+
+    energy: the smaller of query and key energy; cancellation: its median over firings; separations: by control, with
+    the corrected p.
+    """
+    if rank == 0:
+        return "no query–key product"
+    if n_firings + n_sink == 0:
+        return "no firings"
+    if n_sink > SINK_SHARE * (n_firings + n_sink):
+        return "sink"
+    if energy < LOW_ENERGY:
+        return "no token energy"
+    if n_firings < FEWEST or cancellation is None:
+        return "too few firings"
+    judged = [separations[name] for name in JUDGED_BY if name in separations]
+    if len(judged) < len(JUDGED_BY):
+        return "not compared"
+    if any(q is None or math.isnan(q) or q > LEVEL or found.low <= 0 for found, q in judged):
+        return "not separated"
+    return "sparse but cancelling" if cancellation >= CANCELLING else "sparse, separated"
