@@ -24,7 +24,7 @@ def activation_histogram(counts: Sequence[int], edges: Sequence[float]) -> go.Fi
         marker={"color": AMBER},
         hovertemplate="activation %{x:.3g}<br>%{y} tokens<extra></extra>",
     )
-    figure = _styled(go.Figure(bars), x="activation", y="tokens", height=150)
+    figure = styled(go.Figure(bars), x="activation", y="tokens", height=150)
     figure.update_yaxes(type="log", dtick=1, exponentformat="none")
     return figure
 
@@ -41,7 +41,7 @@ def head_shares(output: Sequence[float], weights: Sequence[float], routing: Sequ
             hovertemplate=f"head %{{x}}<br>{name} share %{{y:.3f}}<extra></extra>",
         )
     figure.update_layout(barmode="group", bargap=0.25)
-    return _styled(figure, x="original head", y="share", height=190, legend=True, integer_x=True)
+    return styled(figure, x="original head", y="share", height=190, legend=True, integer_x=True)
 
 
 def error_by_position(errors: Mapping[int, float]) -> go.Figure:
@@ -54,7 +54,7 @@ def error_by_position(errors: Mapping[int, float]) -> go.Figure:
         line={"color": BLUE, "width": 2},
         hovertemplate="position %{x}<br>relative error %{y:.3g}<extra></extra>",
     )
-    figure = _styled(go.Figure(line), x="position in context", y="relative error")
+    figure = styled(go.Figure(line), x="position in context", y="relative error")
     figure.update_yaxes(rangemode="tozero")
     return figure
 
@@ -86,7 +86,7 @@ def rate_distribution(rates: Sequence[float], bins: int = 36) -> go.Figure:
         marker={"color": RED},
         hovertemplate="never active<br>%{y} units<extra></extra>",
     )
-    figure = _styled(figure, x="share of tokens on which a unit is active", y="units", legend=True)
+    figure = styled(figure, x="share of tokens on which a unit is active", y="units", legend=True)
     decades = list(range(int(low), 1))
     figure.update_xaxes(tickvals=decades, ticktext=[f"{100.0 * 10**decade:g} %" for decade in decades])
     return figure
@@ -105,7 +105,7 @@ def dead_share(alive: Mapping[str, int], dead: Mapping[str, int]) -> go.Figure:
             hovertemplate=f"%{{x}}<br>%{{y}} {name}<extra></extra>",
         )
     figure.update_layout(barmode="stack")
-    figure = _styled(figure, x="QK group", y="units", legend=True)
+    figure = styled(figure, x="QK group", y="units", legend=True)
     figure.update_xaxes(type="category", nticks=12)
     return figure
 
@@ -123,7 +123,7 @@ def cross_entropy(clean: float, replaced: float, mean: float, zero: float) -> go
         cliponaxis=False,
         hovertemplate="%{x}<br>%{y:.4f} nats per token<extra></extra>",
     )
-    figure = _styled(go.Figure(bars), y="nats per token")
+    figure = styled(go.Figure(bars), y="nats per token")
     spread = max(values) - min(values)
     # the differences are small beside the loss itself; the axis title says that it does not start at zero
     figure.update_yaxes(range=[min(values) - 0.6 * spread - 1e-6, max(values) + 0.25 * spread + 1e-6])
@@ -143,7 +143,7 @@ def hosts(single: Sequence[int], spanning: Sequence[int]) -> go.Figure:
             hovertemplate=f"original head %{{x}}<br>%{{y}} units, {name}<extra></extra>",
         )
     figure.update_layout(barmode="stack")
-    return _styled(figure, x="original head", y="units", legend=True, integer_x=True)
+    return styled(figure, x="original head", y="units", legend=True, integer_x=True)
 
 
 def unit_map(
@@ -168,12 +168,12 @@ def unit_map(
             "<extra></extra>"
         ),
     )
-    figure = _styled(go.Figure(points), x="activation rate", y="max activation", height=320)
+    figure = styled(go.Figure(points), x="activation rate", y="max activation", height=320)
     figure.update_xaxes(type="log", tickformat=".2~%", dtick=1)
     return figure
 
 
-def _styled(
+def styled(
     figure: go.Figure,
     *,
     x: str = "",
@@ -182,6 +182,7 @@ def _styled(
     legend: bool = False,
     integer_x: bool = False,
 ) -> go.Figure:
+    """The house style: axis titles, no background, and a height in pixels; the width is left to the page."""
     figure.update_layout(
         template="none",
         height=height,
