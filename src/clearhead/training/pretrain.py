@@ -13,11 +13,11 @@ are transformers' own GPT-2 and Llama without dropout, on their sdpa attention; 
 import contextlib
 import dataclasses
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from jaxtyping import Int64
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import AutoTokenizer, GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM, PreTrainedModel
 from transformers import PreTrainedTokenizerBase as Tokenizer
 
@@ -97,7 +97,8 @@ def pretrain(config: Pretrain) -> dict[str, Any]:
             "peak_memory_bytes": peak_memory(),
         }
         if main:
-            save_model(model.to(DTYPES[config.store_dtype]), tokenizer, run.path / "model")
+            cast(nn.Module, model).to(DTYPES[config.store_dtype])
+            save_model(model, tokenizer, run.path / "model")
             run.write_summary(summary)
         return summary
 
