@@ -59,7 +59,7 @@ def independent_components(
         left, _, right = torch.linalg.svd(turn)
         turn = left @ right
         done += 1
-        converged = 0 < tolerance and float((1 - (turn * before).sum(-1).abs()).max()) <= tolerance
+        converged = tolerance > 0 and float((1 - (turn * before).sum(-1).abs()).max()) <= tolerance
     skew = (white @ turn.mT).pow(3).mean(0)
     turn = torch.where(skew[:, None] < 0, -turn, turn)
     mixing = turn * deviation @ axes.mT
