@@ -18,6 +18,7 @@ from clearhead.config.lorsa import (
     TrainLorsa,
 )
 from clearhead.config.pretrain import Architecture, Pretrain
+from clearhead.config.spectral_features import SpectralFeatures
 from clearhead.config.spectral_run import OfTexts, SpectralRun, SpectralSweep
 from clearhead.config.verb import SCHEMA, Dtype, OfModel, Split, Verb, resolve_layer
 from clearhead.config.view import View
@@ -32,6 +33,7 @@ VERBS: dict[str, type[Verb]] = {
         Analyze,
         View,
         Pretrain,
+        SpectralFeatures,
         SpectralRun,
         SpectralSweep,
         BenchLorsa,
@@ -57,6 +59,7 @@ __all__ = [
     "OfRun",
     "OfTexts",
     "Pretrain",
+    "SpectralFeatures",
     "SpectralRun",
     "SpectralSweep",
     "Split",
