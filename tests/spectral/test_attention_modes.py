@@ -71,7 +71,7 @@ def test_each_query_head_has_its_own_basis_of_a_shared_key():
     assert modes.G_k.shape[0] == 4 and not torch.allclose(B[:, 0], B[:, 1])
     for head in range(4):
         expected = run["q.0"][:, head] @ run["k.0"][:, head // 2].mT * modes.geometry.scale
-        assert torch.allclose(A[:, head] @ B[:, head].mT, expected, atol=1e-12)
+        assert torch.allclose(A[:, head] @ B[:, head].mT, expected, rtol=0, atol=1e-12)
 
 
 def test_no_gauge_of_the_head_moves_a_contribution():
@@ -90,9 +90,9 @@ def test_no_gauge_of_the_head_moves_a_contribution():
     after = head_modes(model, 0)
     again = model.run(TOKENS, read=["q.0", "k.0"])
     A2, B2 = after.project(again["q.0"], again["k.0"])
-    assert torch.allclose(after.svd.S, before.svd.S, atol=1e-10)
-    assert torch.allclose(after.svd.U, before.svd.U, atol=1e-8) and torch.allclose(after.svd.V, before.svd.V, atol=1e-8)
-    assert torch.allclose(A2, A, atol=1e-8) and torch.allclose(B2, B, atol=1e-8)
+    assert torch.allclose(after.svd.S, before.svd.S, rtol=0, atol=1e-10)
+    assert torch.allclose(after.svd.U, before.svd.U, rtol=0, atol=1e-8) and torch.allclose(after.svd.V, before.svd.V, rtol=0, atol=1e-8)
+    assert torch.allclose(A2, A, rtol=0, atol=1e-8) and torch.allclose(B2, B, rtol=0, atol=1e-8)
 
 
 def test_biases_are_the_pseudo_inverse_offsets_of_acc():
@@ -207,7 +207,7 @@ def test_composition_of_real_products_is_that_of_the_dense_ones():
     model = Model(build("llama").double(), self_test=False)
     ov, qk = value_output_products(model, 0), query_key_products(model, 1)
     weights = fold_attention_norm(model, 0).per_head()
-    assert torch.allclose(ov.dense(), weights.W_V @ weights.W_O, atol=1e-12)
+    assert torch.allclose(ov.dense(), weights.W_V @ weights.W_O, rtol=0, atol=1e-12)
     dense = ov.dense()[2] @ qk.dense()[1]
     expected = dense.norm() / ov.dense()[2].norm() / qk.dense()[1].norm()
     one = dataclasses.replace(ov, A=ov.A[2], B=ov.B[2])

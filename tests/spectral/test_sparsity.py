@@ -11,7 +11,7 @@ from clearhead.spectral.sparsity import (
     cancellation,
     largest_rank,
     n_recon,
-    relative,
+    relative_key,
     relative_sparsity,
     rolls_tovee,
     visible_count,
@@ -85,7 +85,7 @@ def test_visible_mean_is_the_mean_of_the_visible_rows(window):
     B = normal(2, 9, 4)
     for i in range(9):
         start = 0 if window is None else max(0, i + 1 - window)
-        assert torch.allclose(visible_mean(B, window)[:, i], B[:, start : i + 1].mean(1), atol=1e-14)
+        assert torch.allclose(visible_mean(B, window)[:, i], B[:, start : i + 1].mean(1), rtol=0, atol=1e-14)
         assert int(visible_count(torch.tensor(i), window)) == i + 1 - start
 
 
@@ -97,19 +97,19 @@ def test_relative_contributions_sum_to_the_relative_logit_and_ignore_what_all_ke
         start = 0 if window is None else max(0, i + 1 - window)
         keys = torch.arange(start, i + 1)
         query, count = torch.full_like(keys, i), visible_count(torch.full_like(keys, i), window)
-        c = relative(A[query], B[keys], visible_mean(B, window)[query], count)
+        c = A[query] * relative_key(B[keys], visible_mean(B, window)[query], count)
         seen = logits[i, keys]
         others = (seen.sum() - seen) / (len(keys) - 1)
-        assert torch.allclose(c.sum(-1), seen - others, atol=1e-13)
+        assert torch.allclose(c.sum(-1), seen - others, rtol=0, atol=1e-13)
         assert abs(float(c.sum())) < 1e-12
         moved = B + normal(1, 5)
-        again = relative(A[query], moved[keys], visible_mean(moved, window)[query], count)
-        assert torch.allclose(again, c, atol=1e-12)
+        again = A[query] * relative_key(moved[keys], visible_mean(moved, window)[query], count)
+        assert torch.allclose(again, c, rtol=0, atol=1e-12)
 
 
 def test_a_single_visible_key_has_no_relative_logit():
     with pytest.raises(ClearheadError, match="single key"):
-        relative(normal(1, 3), normal(1, 3), normal(1, 3), torch.tensor([1]))
+        relative_key(normal(1, 3), normal(1, 3), torch.tensor([1]))
 
 
 def test_sparsity_of_all_pairs_by_products_equals_the_loop():
@@ -127,4 +127,4 @@ def test_streamed_relative_sparsity_equals_the_loop(window, monkeypatch):
         for j in range(7):
             seen = 0 < i and j <= i and (window is None or j > i - window)
             expected = rolls_tovee(A[:, i] * (B[:, j] - mean[:, i])) if seen else torch.zeros(2)
-            assert torch.allclose(found[:, i, j], expected.double(), atol=1e-14)
+            assert torch.allclose(found[:, i, j], expected.double(), rtol=0, atol=1e-14)

@@ -21,13 +21,13 @@ class OfTexts(Verb):
     prompts: int = 128
     """Prompts of a built-in task."""
     text: str | None = None
-    """A Hugging Face dataset id, a folder, a file, or default (needs no network). Derived: default, where no other is given."""
+    """A Hugging Face dataset id, a folder, a file, or default (needs no network). Derived: default."""
     tokens: int = 8192
     """Tokens of the text."""
     context: int = 64
     """Tokens per block of the text."""
     threshold: float = 0.5
-    """A head fires where one key receives more than this share of its attention; at least 0.5."""
+    """A head fires where a key has more than this share of its attention, and 2.5 times an even share; 0.5 or more."""
     seed: int = 0
     """Seed of every random choice."""
     dtype: Dtype = "float32"

@@ -16,10 +16,11 @@ from transformers import AutoModelForCausalLM
 from clearhead.model.access import Model
 from clearhead.model.weights import attention_norm
 from clearhead.runs import progress
+from clearhead.spectral.attention_modes import HeadModes
 from clearhead.spectral.census import Census, LayerCensus, decompose_layers
 from clearhead.spectral.controls import Separation, separation
-from clearhead.spectral.firings import Firings, Prompts, Sites, query_and_key_sides
-from clearhead.spectral.sparsity import n_recon, relative, rolls_tovee, visible_count, visible_mean
+from clearhead.spectral.firings import Firings, Prompts, query_and_key_sides, read_queries_and_keys
+from clearhead.spectral.sparsity import n_recon, relative_key, rolls_tovee, visible_count, visible_mean
 
 SUBSPACE_DRAWS = 20
 UNTRAINED_SEEDS = 3
@@ -52,18 +53,25 @@ def compare_untrained(model: Model, prompts: Prompts, census: Census, seed: int)
     for draw in range(UNTRAINED_SEEDS):
         blank = untrained(model, seed + draw)
         modes, _ = decompose_layers(blank, list(census.layers))
-        with progress(f"untrained weights, seed {seed + draw}", prompts.n_tokens) as advance:
-            for numbers, tokens in prompts.batches(model):
-                run = blank.run(tokens, read=[f"{site}.{layer}" for layer in modes for site in ("q", "k")])
-                for layer in modes:
-                    q, k = (run[f"{site}.{layer}"].to(modes[layer].G_q.dtype) for site in ("q", "k"))
-                    for chosen, row in _in_batch(census.layers[layer].firings, numbers):
-                        f = census.layers[layer].firings.where(chosen)
-                        places = (part.to(q.device) for part in (row, f.head, f.query, f.key))
-                        A, D, _ = query_and_key_sides(modes[layer], Sites(q, k, q), *places)
-                        collected[layer].add(chosen, (A * D).cpu()[None], draw)
-                advance(tokens.numel())
+        firings = {layer: census.layers[layer].firings for layer in modes}
+        for layer, chosen, A, D in sides_of_firings(blank, modes, firings, prompts):
+            collected[layer].add(chosen, (A * D)[None], draw)
     return _separations("untrained", census, collected, torch.Generator().manual_seed(seed))
+
+
+def sides_of_firings(
+    model: Model, modes: Mapping[int, HeadModes], firings: Mapping[int, Firings], prompts: Prompts
+) -> Iterator[tuple[int, Int[Tensor, " n"], Float[Tensor, "n r"], Float[Tensor, "n r"]]]:
+    """Layer, indices of firings, A and D, as `model` has them at firings that were found in another model."""
+    with progress(f"{model.name} at given pairs", prompts.n_tokens) as advance:
+        for numbers, tokens in prompts.batches(model):
+            for layer, (q, k) in read_queries_and_keys(model, list(modes), tokens).items():
+                for chosen, row in _in_batch(firings[layer], numbers):
+                    some = firings[layer].where(chosen)
+                    places = (part.to(q.device) for part in (row, some.head, some.query, some.key))
+                    A, D, _ = query_and_key_sides(modes[layer], q, k, *places)
+                    yield layer, chosen, A.cpu(), D.cpu()
+            advance(tokens.numel())
 
 
 def untrained(model: Model, seed: int) -> Model:
@@ -152,4 +160,4 @@ def _subspace_contributions(
     mean = visible_mean(x, window)[row, f.query]
     query, key = frames
     left = x[row, f.query] @ query * found.modes.svd.S.cpu()[f.head, : query.shape[-1]]
-    return relative(left, x[row, f.key] @ key, mean @ key, count)
+    return left * relative_key(x[row, f.key] @ key, mean @ key, count)

@@ -32,8 +32,8 @@ DRAWS = 1000
 RESAMPLES = 1000
 RECON_DRAWS = 20
 """Draws whose N_recon is computed: it needs a sort, and its median settles early."""
-CHUNK = 1 << 23
-"""Numbers of rotated coordinates held at once."""
+CHUNK = 1 << 18
+"""Numbers of rotated coordinates held at once: they should stay in the cache."""
 
 Draw = Callable[[int, int], tuple[Tensor, Tensor]]
 """From first and last draw to query and key sides [draws, n, r] whose product are contributions."""

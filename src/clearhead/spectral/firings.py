@@ -1,8 +1,9 @@
 """Firings: the places where a head's attention is decided, with what each of its modes contributes there.
 
 A head fires at a query when one key receives more than `threshold` of its attention (SAD, 2410.00340: 0.5, so that at
-most one key can). For every firing the head vectors A (query) and D (key, relative to the mean of the visible keys) are
-kept; c̃ = A ⊙ D are its relative contributions (sparsity.py), and statistics and controls are functions of A and D.
+most one key can) and more than 2.5 times what an even spread would give it (ACC++, 2602.13483: without this every query
+that sees two keys fires). For every firing the head vectors A (query) and D (key, relative to the mean of the visible
+keys) are kept; c̃ = A ⊙ D are its relative contributions, and statistics and controls are functions of A and D.
 
 Firings on the first token are sinks: attention parks there when a head has nothing to do. They are counted apart. Heads
 that fire more often than `keep` are sampled, uniformly and reproducibly; the counts stay exact. On the way the model's
@@ -10,7 +11,7 @@ own attention is rebuilt from the modes and compared, so that a family whose sco
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import NamedTuple
 
 import torch
@@ -19,11 +20,14 @@ from torch import Tensor
 
 from clearhead.errors import ClearheadError
 from clearhead.model.access import Model
+from clearhead.model.geometry import form_queries_keys
+from clearhead.model.run import Run
 from clearhead.spectral.attention_modes import HeadModes
-from clearhead.spectral.sparsity import visible, visible_count, visible_mean
+from clearhead.spectral.sparsity import relative_key, visible, visible_count, visible_mean
 
 THRESHOLD = 0.5
-KEEP = 256
+ABOVE_EVEN = 2.5
+KEEP = 128
 KEEP_SINKS = 8
 PATTERN_BYTES = 1 << 28
 """Attention patterns held at once: all layers of a batch of prompts are read in one forward."""
@@ -108,6 +112,10 @@ class Firings:
         """The firings of one head that are not on a sink."""
         return self.where((self.head == head) & ~self.sink)
 
+    def moved(self, A: Float[Tensor, "n r"], D: Float[Tensor, "n r"]) -> "Firings":
+        """The same places with what another model reads there; attention and score stay those of the first."""
+        return replace(self, A=A, D=D)
+
     @staticmethod
     def joined(parts: Sequence["Firings"]) -> "Firings":
         """All firings of several batches."""
@@ -127,15 +135,39 @@ class Firings:
 
 
 def read_sites(model: Model, layers: Sequence[int], tokens: Int[Tensor, "b t"]) -> dict[int, Sites]:
-    """q, k and pattern of several layers from one forward, on the CPU in float32 at least."""
-    names = ("q", "k", "pattern")
-    run = model.run(tokens, read=[f"{name}.{layer}" for layer in layers for name in names])
+    """q, k and pattern of several layers from one forward, in float32 at least."""
+    run = model.run(tokens, read=[*_query_key_names(model, layers), *(f"pattern.{layer}" for layer in layers)])
+    return {layer: Sites(*queries_and_keys(model, layer, run), _wide(run[f"pattern.{layer}"])) for layer in layers}
 
-    def taken(site: str) -> Tensor:
-        value = run[site]
-        return value.to(torch.promote_types(value.dtype, torch.float32))
 
-    return {layer: Sites(*(taken(f"{name}.{layer}") for name in names)) for layer in layers}
+def read_queries_and_keys(
+    model: Model, layers: Sequence[int], tokens: Int[Tensor, "b t"]
+) -> dict[int, tuple[Tensor, Tensor]]:
+    """Queries and keys alone, which needs no look inside the softmax."""
+    run = model.run(tokens, read=_query_key_names(model, layers))
+    return {layer: queries_and_keys(model, layer, run) for layer in layers}
+
+
+def _query_key_names(model: Model, layers: Sequence[int]) -> list[str]:
+    suffix = "" if _readable(model) else "_pre"
+    return [f"{site}{suffix}.{layer}" for layer in layers for site in ("q", "k")]
+
+
+def _readable(model: Model) -> bool:
+    """Whether queries and keys are sites as scored; Falcon rotates them where nothing can be read."""
+    return model.family.interface or {"q", "k"} <= model.family.plain
+
+
+def queries_and_keys(model: Model, layer: int, run: Run) -> tuple[Tensor, Tensor]:
+    """Queries and keys as scored: read, or formed from the outputs of their projections."""
+    if _readable(model):
+        return _wide(run[f"q.{layer}"]), _wide(run[f"k.{layer}"])
+    before = _wide(run[f"q_pre.{layer}"]), _wide(run[f"k_pre.{layer}"])
+    return form_queries_keys(model.geometry(layer), model.weights(layer), *before)
+
+
+def _wide(value: Tensor) -> Tensor:
+    return value.to(torch.promote_types(value.dtype, torch.float32))
 
 
 def find_firings(
@@ -145,13 +177,13 @@ def find_firings(
     generator: torch.Generator,
     threshold: float = THRESHOLD,
 ) -> Firings:
-    """The firings of one layer in a batch; queries that see a single key, as the first does, never fire."""
+    """The firings of one layer in a batch; queries that see one or two keys never fire."""
     attention, key = sites.pattern.max(-1)
-    t = attention.shape[-1]
-    attention[..., visible_count(torch.arange(t, device=attention.device), modes.geometry.window) < 2] = 0
-    row, head, query = (attention > threshold).nonzero(as_tuple=True)
+    positions = torch.arange(attention.shape[-1], device=attention.device)
+    even = 1 / visible_count(positions, modes.geometry.window)
+    row, head, query = (attention > (ABOVE_EVEN * even).clamp(threshold, 1)).nonzero(as_tuple=True)
     key, attention = key[row, head, query], attention[row, head, query]
-    A, D, score = query_and_key_sides(modes, sites, row, head, query, key)
+    A, D, score = query_and_key_sides(modes, sites.q, sites.k, row, head, query, key)
     return Firings(
         head=head.cpu(),
         prompt=prompts[row.cpu()],
@@ -167,15 +199,19 @@ def find_firings(
 
 
 def query_and_key_sides(
-    modes: HeadModes, sites: Sites, row: Tensor, head: Tensor, query: Tensor, key: Tensor
+    modes: HeadModes,
+    q: Float[Tensor, "b h t dh"],
+    k: Float[Tensor, "b g t dh"],
+    row: Int[Tensor, " n"],
+    head: Int[Tensor, " n"],
+    query: Int[Tensor, " n"],
+    key: Int[Tensor, " n"],
 ) -> tuple[Float[Tensor, "n r"], Float[Tensor, "n r"], Float[Tensor, " n"]]:
     """A, D and the score of given pairs; A·D sums to the relative score. Every query needs two visible keys."""
-    A, B = modes.project(sites.q, sites.k)
+    A, B = modes.project(q, k)
     window = modes.geometry.window
-    count = visible_count(query, window)
-    factor = (count / (count - 1)).to(A.dtype)
     a, b = A[row, head, query], B[row, head, key]
-    D = (b - visible_mean(B, window)[row, head, query]) * factor[:, None]
+    D = relative_key(b, visible_mean(B, window)[row, head, query], visible_count(query, window))
     return a, D, (a * b).sum(-1)
 
 

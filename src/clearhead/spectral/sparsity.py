@@ -80,19 +80,19 @@ def visible_count(query: Int[Tensor, "*n"], window: int | None = None) -> Int[Te
     return query + 1 if window is None else (query + 1).clamp_max(window)
 
 
-def relative(
-    A: Float[Tensor, "*n r"], B_key: Float[Tensor, "*n r"], B_mean: Float[Tensor, "*n r"], count: Int[Tensor, "*n"]
+def relative_key(
+    B_key: Float[Tensor, "*n r"], B_mean: Float[Tensor, "*n r"], count: Int[Tensor, "*n"]
 ) -> Float[Tensor, "*n r"]:
-    """Relative contributions c̃ of firings: A of the query, B of the key, `visible_mean` at the query, and m.
+    """D: the key of a firing less the mean of the other visible keys, from B of the key, `visible_mean`, and m.
 
-    Raises `ClearheadError` for a query that sees one key only: there is nothing to compare it with.
+    c̃ = A ⊙ D. Raises `ClearheadError` for a query that sees one key only: there is nothing to compare it with.
     """
     if bool((count < 2).any()):
         raise ClearheadError(
             "a query that sees a single key has no relative logit; leave out position 0 (prompts need two tokens)"
         )
-    factor = (count / (count - 1)).to(A.dtype)
-    return A * (B_key - B_mean) * factor[..., None]
+    m = count.to(B_key.dtype)[..., None]
+    return (B_key - B_mean) * (m / (m - 1))
 
 
 def absolute_sparsity(A: Float[Tensor, "*b q r"], B: Float[Tensor, "*b k r"]) -> Float[Tensor, "*b q k"]:
