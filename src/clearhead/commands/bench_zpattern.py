@@ -2,6 +2,8 @@
 
 import dataclasses
 import datetime
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from clearhead.analysis.patterns import time_z_pattern
@@ -27,15 +29,23 @@ def run(config: BenchZPattern) -> None:
     sizes = {field.name: getattr(config, field.name) for field in dataclasses.fields(config) if field.name != "out"}
     numbers = time_z_pattern(**sizes)
     show(numbers, f"z patterns of {config.blocks * config.context:,} tokens and {config.heads:,} heads, medians:")
+    title = "z pattern: the exact split of every activation over its source tokens"
+    say(f"written to {write_report(config.out, 'zpattern', title, sizes, numbers)}")
+
+
+def write_report(
+    folder: Path, name: str, title: str, sizes: Mapping[str, object], numbers: Mapping[str, float]
+) -> Path:
+    """Write DATE-NAME.md with settings, numbers, machine and command, and return its path."""
     env = environment()
     report = [
-        "# z pattern: the exact split of every activation over its source tokens",
+        f"# {title}",
         "",
-        ", ".join(f"{name} = {value}" for name, value in sizes.items()) + ". Medians of wall time, attention included.",
+        ", ".join(f"{option} = {value}" for option, value in sizes.items()) + ". Medians.",
         "",
         "| number | value |",
         "|---|---|",
-        *(f"| {name} | {value:.4g} |" for name, value in numbers.items()),
+        *(f"| {number} | {value:.4g} |" for number, value in numbers.items()),
         "",
         f"Machine: {env['processor']}, {env['cores']} cores; torch {env['versions']['torch']}; commit {env['commit']}; "
         f"{datetime.datetime.now().astimezone().isoformat(timespec='minutes')}.",
@@ -43,7 +53,7 @@ def run(config: BenchZPattern) -> None:
         "Command: `" + " ".join(["clearhead", *env["command"][1:]]) + "`",
         "",
     ]
-    path = config.out / f"{datetime.date.today().isoformat()}-zpattern.md"
+    path = folder / f"{datetime.date.today().isoformat()}-{name}.md"
     with written_aside(path) as aside:
         aside.write_text("\n".join(report), encoding="utf-8")
-    say(f"written to {path}")
+    return path

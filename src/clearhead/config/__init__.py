@@ -5,7 +5,7 @@ heads, context) is derived when the verb runs and is no option; None means "deri
 Nothing here loads torch or transformers or touches a file.
 """
 
-from clearhead.config.bench import BenchLorsa, BenchZPattern
+from clearhead.config.bench import BenchLorsa, BenchSpectral, BenchZPattern
 from clearhead.config.lorsa import (
     Activation,
     Analyze,
@@ -37,6 +37,7 @@ VERBS: dict[str, type[Verb]] = {
         SpectralRun,
         SpectralSweep,
         BenchLorsa,
+        BenchSpectral,
         BenchZPattern,
     )
 }
@@ -49,6 +50,7 @@ __all__ = [
     "Analyze",
     "Architecture",
     "BenchLorsa",
+    "BenchSpectral",
     "BenchZPattern",
     "Demo",
     "Dtype",

@@ -73,3 +73,28 @@ class BenchZPattern(Verb):
         self._positive("d-model", "context", "blocks", "heads", "groups", "k", "repeats", "threads")
         self._refuse(self.k > self.heads, "k", f"at most all {self.heads} heads can be active")
         self._refuse(self.heads % self.groups != 0, "groups", f"it must divide the {self.heads} heads")
+
+
+@dataclass(frozen=True, kw_only=True)
+class BenchSpectral(Verb):
+    """Time the decomposition of every head, and the census of firings against the forward passes it needs."""
+
+    verb: ClassVar[str] = "bench spectral"
+
+    model: str = "smollm2"
+    """Model under study, as for `clearhead spectral run`."""
+    context: int = 64
+    """Tokens per block."""
+    blocks: int = 32
+    """Blocks of random tokens."""
+    repeats: int = 3
+    """Timed passes, in turns; medians are reported."""
+    threads: int = 1
+    """Threads."""
+    out: Path = Path("benchmarks")
+    """Directory of the report, named by date and machine."""
+
+    def validate(self) -> None:
+        """Counts are positive."""
+        self._positive("context", "blocks", "repeats", "threads")
+        self._refuse(self.context < 2, "context", "a query needs at least 2 keys to choose from")

@@ -1,0 +1,33 @@
+"""`clearhead bench spectral`: times decomposition and census, and keeps the result."""
+
+import dataclasses
+from typing import Any
+
+from clearhead.bench.spectral import time_spectral
+from clearhead.commands.bench_zpattern import write_report
+from clearhead.commands.table import say, show
+from clearhead.config import BenchSpectral
+
+
+def plan(config: BenchSpectral) -> dict[str, Any]:
+    """What will be timed."""
+    return {
+        "model": config.model,
+        "tokens": config.blocks * config.context,
+        "passes": config.repeats,
+        "threads": config.threads,
+        "report in": config.out,
+    }
+
+
+def run(config: BenchSpectral) -> None:
+    """Time, print, and write benchmarks/DATE-spectral.md."""
+    numbers = time_spectral(
+        config.model, context=config.context, blocks=config.blocks, repeats=config.repeats, threads=config.threads
+    )
+    show(numbers, f"spectral lens on {config.model}, medians:")
+    sizes = {field.name: getattr(config, field.name) for field in dataclasses.fields(config) if field.name != "out"}
+    path = write_report(
+        config.out, "spectral", "The spectral lens: decomposing every head, and a census of firings", sizes, numbers
+    )
+    say(f"written to {path}")
