@@ -157,7 +157,7 @@ def test_query_correction_is_the_solution_of_the_second_moment_and_vanishes_for_
 
 @pytest.fixture(scope="module", params=[0, 2])
 def frozen(request):
-    """Frozen, strongly anisotropic features, their sample, and the Ω that cross-entropy over 8 keys fits to one pair."""
+    """Frozen, strongly anisotropic features, their sample, and the Ω that cross-entropy fits to one pair."""
     X, density, batch = drawn(4, 8, request.param, stretch=0.15), 0.4, 100_000
     generator = torch.Generator().manual_seed(7)
 

@@ -7,7 +7,7 @@ Stated by the paper (SVF, arXiv 2602.13524), known to us from notes about it and
 
     theorem 1     T = e_q e_kᵀ, any geometry:   u₁ ∝ Σ_X⁻¹ x_q,   v₁ ∝ Σ_Y⁻¹ y_k
     corollary 1   Σ ∝ I (a tight frame):        u₁ ∝ x_q,          v₁ ∝ y_k
-    theorem 2     alignment holds approximately while the interference ‖E_X‖₂ is bounded; its constant is not known to us
+    theorem 2     alignment holds approximately while the interference ‖E_X‖₂ is bounded; the constant is unknown to us
     theorem 3     with Ω fixed, the best features are orthogonal to the attended ones
 
 Derived here, and tested against brute force:
