@@ -115,9 +115,9 @@ def test_the_same_model_gives_its_own_sides_back(tiny, prompts, census):
     modes = {layer: found.modes for layer, found in census.layers.items()}
     firings = {layer: found.firings for layer, found in census.layers.items()}
     seen = 0
-    for layer, chosen, A, D in sides_of_firings(tiny, modes, firings, prompts):
-        assert torch.allclose(A, firings[layer].A[chosen], atol=1e-4)
-        assert torch.allclose(D, firings[layer].D[chosen], atol=1e-4)
+    for layer, chosen, sides in sides_of_firings(tiny, modes, firings, prompts, "fixed"):
+        assert torch.allclose(sides.A, firings[layer].A[chosen], atol=1e-4)
+        assert torch.allclose(sides.D, firings[layer].D[chosen], atol=1e-4)
         seen += len(chosen)
     assert seen == sum(map(len, firings.values()))
 

@@ -33,7 +33,8 @@ def test_rotations_are_orthogonal_and_without_preferred_sign():
 
 
 def test_gauge_keeps_every_sum_and_span_keeps_spectrum_and_lengths():
-    A, D, S, R = normal(5, 8), normal(5, 8, seed=1), torch.arange(8.0, 0, -1), random_rotations(3, 8, generator())
+    A, D, R = normal(5, 8), normal(5, 8, seed=1), random_rotations(3, 8, generator())
+    S = torch.arange(8.0, 0, -1).expand(5, -1)
     left, right = gauge(A, D, R)(0, 3)
     assert torch.allclose((left * right).sum(-1), (A * D).sum(-1).expand(3, -1), rtol=0, atol=1e-4)
     left, right = span(A, D, S, R)(0, 3)
@@ -77,7 +78,11 @@ def planted(kind, n=40, r=32):
 
 def verdict_of(kind):
     A, D = planted(kind)
-    R, prompt, S = random_rotations(DRAWS, 32, generator(5)), torch.arange(40) // 4, torch.linspace(2, 0.5, 32)
+    R, prompt, S = (
+        random_rotations(DRAWS, 32, generator(5)),
+        torch.arange(40) // 4,
+        torch.linspace(2, 0.5, 32).expand(40, -1),
+    )
     c = A * D
     found = {
         name: compare(name, draw, DRAWS, c, prompt, generator())

@@ -54,6 +54,25 @@ def test_attention_is_rebuilt_from_the_modes_of_every_family(name):
         verify_pattern(modes, sites, model.dtype)
 
 
+@pytest.mark.parametrize("name", ["llama", "gpt_neox", "qwen3", "mistral"])
+def test_the_basis_of_each_pairs_offset_has_the_same_sums_and_other_terms(name):
+    model = Model(build(name).double(), self_test=False)
+    modes, sites, fixed = firings_of(model, 1)
+    numbers, generator = torch.arange(len(TOKENS)) + 10, torch.Generator().manual_seed(0)
+    found = find_firings(modes, sites, numbers, generator, basis="offset")
+    assert torch.equal(found.query, fixed.query) and torch.equal(found.score, fixed.score)
+    # the models rotate by float32 tables, which turning back in float64 does not undo to the last digit
+    assert (found.contributions.sum(-1) - fixed.contributions.sum(-1)).abs().max() < 5e-6
+    away = found.query != found.key
+    assert (found.contributions - fixed.contributions)[away].abs().max() > 0.01
+    for one in (away.nonzero()[0, 0], away.nonzero()[-1, 0]):
+        at = modes.at_offset(int(found.key[one] - found.query[one]))
+        assert torch.allclose(found.S[one], at.svd.S[found.head[one]], rtol=1e-9)
+        A, _ = at.project(at.unrotate(sites.q), at.unrotate(sites.k))
+        expected = A[found.prompt[one] - 10, found.head[one], found.query[one]]
+        assert torch.allclose(found.A[one].abs(), expected.abs(), rtol=1e-6)
+
+
 def test_a_family_without_one_score_is_refused_by_name():
     with pytest.raises(ClearheadError, match="no single score"):
         head_modes(Model(build("falcon_alibi"), self_test=False), 0)
@@ -98,6 +117,7 @@ def synthetic(n, heads, seed):
         score=torch.rand(n, generator=generator),
         A=torch.rand(n, 3, generator=generator),
         D=torch.rand(n, 3, generator=generator),
+        S=torch.ones(n, 3),
         priority=torch.rand(n, generator=generator),
     )
 

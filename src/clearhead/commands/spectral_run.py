@@ -38,7 +38,7 @@ def run(config: SpectralRun) -> None:
     prompts, _ = read_prompts(model, config)
     with RunDirectory(config.directory()) as directory:
         directory.write_config(config.to_dict())
-        census = take_census(model, prompts, threshold=config.threshold, seed=config.seed)
+        census = take_census(model, prompts, threshold=config.threshold, basis=config.basis, seed=config.seed)
         separations = {}
         if config.controls:
             separations = compare_all(
@@ -72,6 +72,7 @@ def _about(config: SpectralRun, model: Model, prompts: Prompts) -> dict[str, Any
         "text": prompts.source,
         "tokens": prompts.n_tokens,
         "threshold": config.threshold,
+        "basis": config.basis,
         "draws": config.draws if config.controls else 0,
         "seed": config.seed,
     }

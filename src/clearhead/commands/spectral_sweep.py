@@ -35,6 +35,7 @@ def run(config: SpectralSweep) -> None:
             prompts,
             last,
             threshold=config.threshold,
+            basis=config.basis,
             seed=config.seed,
             dtype=config.dtype,
             device=config.device,

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 from tyro.conf import Positional
 
@@ -28,6 +28,8 @@ class OfTexts(Verb):
     """Tokens per block of the text."""
     threshold: float = 0.5
     """A head fires where a key has more than this share of its attention, and 2.5 times an even share; 0.5 or more."""
+    basis: Literal["fixed", "offset"] = "fixed"
+    """With RoPE: the modes of the product without rotation, or for each pair those at its own distance."""
     seed: int = 0
     """Seed of every random choice."""
     dtype: Dtype = "float32"

@@ -22,7 +22,7 @@ diagonalises one offset exactly (ACC's choice). Sources: SVF (2602.13524), SAD (
 from dataclasses import dataclass, replace
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from clearhead.errors import ClearheadError
@@ -87,12 +87,15 @@ class HeadModes:
             k = k.repeat_interleave(h // g, -3)
         return q @ self.G_q.to(q.dtype), k @ self.G_k.to(k.dtype)
 
-    def unrotate(self, x: Float[Tensor, "*b h t dh"]) -> Float[Tensor, "*b h t dh"]:
-        """Queries or keys before RoPE, from those after it, for positions counted from 0."""
+    def unrotate(
+        self, x: Float[Tensor, "*b t dh"], positions: Int[Tensor, " t"] | None = None
+    ) -> Float[Tensor, "*b t dh"]:
+        """Queries or keys before RoPE, from those after it; positions count from 0 where not given."""
         rope = self.geometry.rope
         if rope is None:
             return x
-        cos, sin = rope.tables(torch.arange(x.shape[-2], device=x.device), x.dtype)
+        at = torch.arange(x.shape[-2], device=x.device) if positions is None else positions
+        cos, sin = rope.tables(at, x.dtype)
         square = rope.scaling**2
         return rotate(x, cos / square, -sin / square, rope)
 
@@ -102,21 +105,28 @@ class HeadModes:
         Only pairs at that offset sum to their score. Raises `ClearheadError` without RoPE, where all offsets agree, and
         where queries are normalised after the rotation.
         """
+        made = self._made_at(offset)
+        U = self.svd.U.double().cpu() @ (self.space.u.mT @ made.u)
+        V = self.svd.V.double().cpu() @ (self.space.v.mT @ made.v)
+        svd, made = _signed(U, V, made, self.svd.error.cpu())
+        like = self.G_q
+        moved = replace(self, svd=svd, G_q=made.G_q, G_k=made.G_k, offset=offset)
+        return moved.to(like.dtype, like.device)
+
+    def maps_at(self, offset: int) -> tuple[Float[Tensor, "h dh r"], Float[Tensor, "h dh r"], Float[Tensor, "h r"]]:
+        """G_q, G_k and S of `at_offset` without its vectors, which are most of its cost; signs are not canonical."""
+        made = self._made_at(offset)
+        return made.G_q.to(self.G_q), made.G_k.to(self.G_q), made.S.to(self.G_q)
+
+    def _made_at(self, offset: int) -> "_Made":
         if self.geometry.rope is None:
             raise ClearheadError(f"layer {self.layer} has no rotary embedding: one basis serves every offset")
         if self.geometry.qk_norm is not None and self.geometry.qk_norm.after_rope:
             raise ClearheadError(f"layer {self.layer} normalises queries after RoPE: no matrix serves one offset")
         if self.offset is not None:
             raise ClearheadError("ask the fixed basis for an offset, not the basis of another offset")
-        space = self.space
-        turn = relative(self.geometry.rope, offset, self.geometry.d_head).to(space.R_q)
-        made = _modes_of(space.R_q, space.R_k, turn, self.geometry.scale)
-        U = self.svd.U.double().cpu() @ (space.u.mT @ made.u)
-        V = self.svd.V.double().cpu() @ (space.v.mT @ made.v)
-        svd, made = _signed(U, V, made, self.svd.error.cpu())
-        like = self.G_q
-        moved = replace(self, svd=svd, G_q=made.G_q, G_k=made.G_k, offset=offset)
-        return moved.to(like.dtype, like.device)
+        turn = relative(self.geometry.rope, offset, self.geometry.d_head).to(self.space.R_q)
+        return _modes_of(self.space.R_q, self.space.R_k, turn, self.geometry.scale)
 
     def to(self, dtype: torch.dtype, device: torch.device | str) -> "HeadModes":
         """The same in another format and place; the small matrices of `space` stay as they are."""

@@ -28,6 +28,7 @@ from clearhead.spectral.attention_modes import HeadModes, head_modes
 from clearhead.spectral.firings import (
     KEEP,
     THRESHOLD,
+    Basis,
     Firings,
     Prompts,
     Sites,
@@ -63,6 +64,7 @@ class Census:
     refused: dict[int, str]
     """Layers without a query–key product, with the reason."""
     threshold: float
+    basis: Basis
     seconds: dict[str, float] = field(default_factory=dict)
     """CPU seconds of the process: `decomposition`, `forward`, `statistics`."""
 
@@ -73,6 +75,7 @@ def take_census(
     *,
     layers: Sequence[int] | None = None,
     threshold: float = THRESHOLD,
+    basis: Basis = "fixed",
     keep: int = KEEP,
     seed: int = 0,
 ) -> Census:
@@ -100,7 +103,7 @@ def take_census(
                 for layer, seen in sites.items():
                     if first:
                         verify_pattern(modes[layer], seen, model.dtype)
-                    found = find_firings(modes[layer], seen, numbers, generator, threshold)
+                    found = find_firings(modes[layer], seen, numbers, generator, threshold, basis)
                     sums[layer].add(modes[layer], seen, found)
                     pieces[layer] = [Firings.joined([*pieces[layer], found]).sampled(keep)]
             first = False
@@ -108,7 +111,7 @@ def take_census(
     with _timed(spent, "statistics"):
         repeated = repeated_behaviour(model, list(modes), seed)
         found = {layer: sums[layer].census(modes[layer], pieces[layer][0], repeated[layer]) for layer in modes}
-    return Census(found, refused, threshold, spent)
+    return Census(found, refused, threshold, basis, spent)
 
 
 def decompose_layers(model: Model, layers: Sequence[int]) -> tuple[dict[int, HeadModes], dict[int, str]]:

@@ -19,7 +19,14 @@ from clearhead.runs import progress
 from clearhead.spectral.attention_modes import HeadModes
 from clearhead.spectral.census import Census, LayerCensus, decompose_layers
 from clearhead.spectral.controls import Separation, separation
-from clearhead.spectral.firings import Firings, Prompts, query_and_key_sides, read_queries_and_keys
+from clearhead.spectral.firings import (
+    Basis,
+    Firings,
+    Prompts,
+    Sides,
+    query_and_key_sides,
+    read_queries_and_keys,
+)
 from clearhead.spectral.sparsity import n_recon, relative_key, rolls_tovee, visible_count, visible_mean
 
 SUBSPACE_DRAWS = 20
@@ -54,23 +61,22 @@ def compare_untrained(model: Model, prompts: Prompts, census: Census, seed: int)
         blank = untrained(model, seed + draw)
         modes, _ = decompose_layers(blank, list(census.layers))
         firings = {layer: census.layers[layer].firings for layer in modes}
-        for layer, chosen, A, D in sides_of_firings(blank, modes, firings, prompts):
-            collected[layer].add(chosen, (A * D)[None], draw)
+        for layer, chosen, sides in sides_of_firings(blank, modes, firings, prompts, census.basis):
+            collected[layer].add(chosen, (sides.A * sides.D).cpu()[None], draw)
     return _separations("untrained", census, collected, torch.Generator().manual_seed(seed))
 
 
 def sides_of_firings(
-    model: Model, modes: Mapping[int, HeadModes], firings: Mapping[int, Firings], prompts: Prompts
-) -> Iterator[tuple[int, Int[Tensor, " n"], Float[Tensor, "n r"], Float[Tensor, "n r"]]]:
-    """Layer, indices of firings, A and D, as `model` has them at firings that were found in another model."""
+    model: Model, modes: Mapping[int, HeadModes], firings: Mapping[int, Firings], prompts: Prompts, basis: Basis
+) -> Iterator[tuple[int, Int[Tensor, " n"], Sides]]:
+    """Layer, indices of firings and sides, as `model` has them at firings that were found in another model."""
     with progress(f"{model.name} at given pairs", prompts.n_tokens) as advance:
         for numbers, tokens in prompts.batches(model):
             for layer, (q, k) in read_queries_and_keys(model, list(modes), tokens).items():
                 for chosen, row in _in_batch(firings[layer], numbers):
                     some = firings[layer].where(chosen)
                     places = (part.to(q.device) for part in (row, some.head, some.query, some.key))
-                    A, D, _ = query_and_key_sides(modes[layer], q, k, *places)
-                    yield layer, chosen, A.cpu(), D.cpu()
+                    yield layer, chosen, query_and_key_sides(modes[layer], q, k, *places, basis)
             advance(tokens.numel())
 
 

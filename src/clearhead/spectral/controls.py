@@ -69,7 +69,7 @@ def gauge(A: Float[Tensor, "n r"], D: Float[Tensor, "n r"], rotations: Float[Ten
 
 
 def span(
-    A: Float[Tensor, "n r"], D: Float[Tensor, "n r"], S: Float[Tensor, " r"], rotations: Float[Tensor, "m r r"]
+    A: Float[Tensor, "n r"], D: Float[Tensor, "n r"], S: Float[Tensor, "n r"], rotations: Float[Tensor, "m r r"]
 ) -> Draw:
     """The head's singular values with directions rotated within what it reads, each side by its own rotation."""
     # up to constants A = (x·U) √S and D = (y·V) √S

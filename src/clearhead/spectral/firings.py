@@ -12,7 +12,7 @@ own attention is rebuilt from the modes and compared, so that a family whose sco
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -24,6 +24,9 @@ from clearhead.model.geometry import form_queries_keys
 from clearhead.model.run import Run
 from clearhead.spectral.attention_modes import HeadModes
 from clearhead.spectral.sparsity import relative_key, visible, visible_count, visible_mean
+
+Basis = Literal["fixed", "offset"]
+"""The modes of the unrotated product, one basis for all pairs of a head; or those of each pair's own RoPE offset."""
 
 THRESHOLD = 0.5
 ABOVE_EVEN = 2.5
@@ -93,6 +96,8 @@ class Firings:
     """What each mode reads in the query."""
     D: Float[Tensor, "n r"]
     """What it reads in the key, less the mean over the other visible keys."""
+    S: Float[Tensor, "n r"]
+    """Singular values of the modes: the head's, or those of the pair's RoPE offset."""
     priority: Float[Tensor, " n"]
     """Random numbers that decide which firings are kept; independent of everything else."""
 
@@ -112,9 +117,9 @@ class Firings:
         """The firings of one head that are not on a sink."""
         return self.where((self.head == head) & ~self.sink)
 
-    def moved(self, A: Float[Tensor, "n r"], D: Float[Tensor, "n r"]) -> "Firings":
+    def moved(self, A: Float[Tensor, "n r"], D: Float[Tensor, "n r"], S: Float[Tensor, "n r"]) -> "Firings":
         """The same places with what another model reads there; attention and score stay those of the first."""
-        return replace(self, A=A, D=D)
+        return replace(self, A=A, D=D, S=S)
 
     @staticmethod
     def joined(parts: Sequence["Firings"]) -> "Firings":
@@ -176,6 +181,7 @@ def find_firings(
     prompts: Int[Tensor, " b"],
     generator: torch.Generator,
     threshold: float = THRESHOLD,
+    basis: Basis = "fixed",
 ) -> Firings:
     """The firings of one layer in a batch; queries that see one or two keys never fire."""
     attention, key = sites.pattern.max(-1)
@@ -183,7 +189,7 @@ def find_firings(
     even = 1 / visible_count(positions, modes.geometry.window)
     row, head, query = (attention > (ABOVE_EVEN * even).clamp(threshold, 1)).nonzero(as_tuple=True)
     key, attention = key[row, head, query], attention[row, head, query]
-    A, D, score = query_and_key_sides(modes, sites.q, sites.k, row, head, query, key)
+    sides = query_and_key_sides(modes, sites.q, sites.k, row, head, query, key, basis)
     return Firings(
         head=head.cpu(),
         prompt=prompts[row.cpu()],
@@ -191,11 +197,21 @@ def find_firings(
         key=key.cpu(),
         sink=(key == 0).cpu(),
         attention=attention.cpu(),
-        score=score.cpu(),
-        A=A.cpu(),
-        D=D.cpu(),
+        score=sides.score.cpu(),
+        A=sides.A.cpu(),
+        D=sides.D.cpu(),
+        S=sides.S.cpu(),
         priority=torch.rand(len(row), generator=generator),
     )
+
+
+class Sides(NamedTuple):
+    """What the modes read in given pairs."""
+
+    A: Float[Tensor, "n r"]
+    D: Float[Tensor, "n r"]
+    S: Float[Tensor, "n r"]
+    score: Float[Tensor, " n"]
 
 
 def query_and_key_sides(
@@ -206,13 +222,30 @@ def query_and_key_sides(
     head: Int[Tensor, " n"],
     query: Int[Tensor, " n"],
     key: Int[Tensor, " n"],
-) -> tuple[Float[Tensor, "n r"], Float[Tensor, "n r"], Float[Tensor, " n"]]:
-    """A, D and the score of given pairs; A·D sums to the relative score. Every query needs two visible keys."""
-    A, B = modes.project(q, k)
-    window = modes.geometry.window
-    a, b = A[row, head, query], B[row, head, key]
-    D = relative_key(b, visible_mean(B, window)[row, head, query], visible_count(query, window))
-    return a, D, (a * b).sum(-1)
+    basis: Basis = "fixed",
+) -> Sides:
+    """A, D and singular values of given pairs; A·D sums to the relative score. Every query needs two visible keys.
+
+    In the basis `offset` each pair is seen in the modes of its own RoPE offset, queries and keys turned back by their
+    positions; the sums are the same. Raises `ClearheadError` where a layer has no such bases.
+    """
+    geometry = modes.geometry
+    of_key = head // (geometry.n_heads // geometry.n_kv_heads)
+    x, y = q[row, head, query], k[row, of_key, key]
+    mean = visible_mean(k, geometry.window)[row, of_key, query]
+    d = relative_key(y, mean, visible_count(query, geometry.window))
+    score = (x * y).sum(-1) * geometry.scale
+    if basis == "offset":
+        x, d = modes.unrotate(x, query), modes.unrotate(d, key)
+    A, D, S = (x.new_empty(len(x), modes.G_q.shape[-1]) for _ in range(3))
+    offsets = key - query if basis == "offset" else torch.zeros_like(key)
+    for offset in offsets.unique().tolist():
+        G_q, G_k, sigma = modes.maps_at(offset) if basis == "offset" else (modes.G_q, modes.G_k, modes.svd.S)
+        at_offset = offsets == offset
+        for one in head[at_offset].unique().tolist():
+            here = at_offset & (head == one)
+            A[here], D[here], S[here] = x[here] @ G_q[one].to(x), d[here] @ G_k[one].to(x), sigma[one].to(x)
+    return Sides(A, D, S, score)
 
 
 def verify_pattern(modes: HeadModes, sites: Sites, dtype: torch.dtype) -> float:

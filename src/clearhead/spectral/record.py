@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
 from clearhead.atlas.write import AtlasWriter
@@ -75,7 +76,7 @@ def compare_all(
                     continue
                 if rank not in rotations:
                     rotations[rank] = random_rotations(draws, rank, generator)
-                own = compare_bases(firings, of_layer.modes.svd.S[head, :rank].cpu(), rotations[rank], generator)
+                own = compare_bases(firings, rotations[rank], generator)
                 found[layer, head] = {separation.control: separation for separation in own}
             advance(1)
     census.seconds["rotations and shuffles"] = time.process_time() - begun
@@ -92,10 +93,10 @@ def compare_all(
     return found
 
 
-def compare_bases(firings: Firings, S: Tensor, rotations: Tensor, generator: torch.Generator) -> list[Separation]:
-    """One head's firings against rotated bases and shuffled keys; `S` holds the singular values that are not zero."""
-    A, D = firings.A[:, : len(S)], firings.D[:, : len(S)]
-    draws, n = len(rotations), len(firings)
+def compare_bases(firings: Firings, rotations: Float[Tensor, "m r r"], generator: torch.Generator) -> list[Separation]:
+    """One head's firings against rotated bases and shuffled keys, in the first r modes: those that are not zero."""
+    (draws, r, _), n = rotations.shape, len(firings)
+    A, D, S = (part[:, :r] for part in (firings.A, firings.D, firings.S))
     controls = {"gauge": gauge(A, D, rotations), "span": span(A, D, S, rotations)}
     if n > 1:
         orders = torch.rand(draws, n, generator=generator).argsort(-1)

@@ -23,7 +23,7 @@ from clearhead.runs import progress
 from clearhead.spectral.census import Census, LayerCensus, take_census
 from clearhead.spectral.control_runs import sides_of_firings
 from clearhead.spectral.controls import RECON_DRAWS, compare, gauge, random_rotations
-from clearhead.spectral.firings import Firings, Prompts
+from clearhead.spectral.firings import Basis, Firings, Prompts
 from clearhead.spectral.sparsity import cancellation, n_recon, rolls_tovee
 
 FEWEST_CHECKPOINTS = 2
@@ -102,12 +102,13 @@ def sweep(
     last: Model,
     *,
     threshold: float,
+    basis: Basis,
     seed: int,
     dtype: str,
     device: str,
 ) -> Iterator[list[SweepRow]]:
     """The rows of each checkpoint, in order; `last` is the last of them, loaded, whose firings are followed."""
-    followed = take_census(last, prompts, threshold=threshold, seed=seed)
+    followed = take_census(last, prompts, threshold=threshold, basis=basis, seed=seed)
     with progress("sweep", len(checkpoints), "checkpoints") as advance:
         for place, checkpoint in enumerate(checkpoints):
             at_end = place == len(checkpoints) - 1
@@ -130,7 +131,9 @@ def measure_checkpoint(
     model: Model, step: int, prompts: Prompts, followed: Census, *, threshold: float, seed: int
 ) -> list[SweepRow]:
     """One checkpoint at the pairs of `followed`."""
-    own = take_census(model, prompts, layers=list(followed.layers), threshold=threshold, seed=seed)
+    own = take_census(
+        model, prompts, layers=list(followed.layers), threshold=threshold, basis=followed.basis, seed=seed
+    )
     moved = _at_pairs(model, prompts, own, followed)
     generator = torch.Generator().manual_seed(seed)
     rows = []
@@ -144,11 +147,14 @@ def _at_pairs(model: Model, prompts: Prompts, own: Census, followed: Census) -> 
     """The firings of `followed` with A and D as this checkpoint has them."""
     modes = {layer: found.modes for layer, found in own.layers.items()}
     firings = {layer: followed.layers[layer].firings for layer in modes}
-    A = {layer: torch.zeros_like(one.A) for layer, one in firings.items()}
-    D = {layer: torch.zeros_like(one.D) for layer, one in firings.items()}
-    for layer, chosen, query, key in sides_of_firings(model, modes, firings, prompts):
-        A[layer][chosen], D[layer][chosen] = query, key
-    return {layer: one.moved(A[layer], D[layer]) for layer, one in firings.items()}
+    moved = {}
+    for layer, one in firings.items():
+        A, D, S = (torch.zeros_like(one.A) for _ in range(3))
+        moved[layer] = one.moved(A, D, S)
+    for layer, chosen, sides in sides_of_firings(model, modes, firings, prompts, followed.basis):
+        one = moved[layer]
+        one.A[chosen], one.D[chosen], one.S[chosen] = sides.A.cpu(), sides.D.cpu(), sides.S.cpu()
+    return moved
 
 
 def _row(step: int, layer: int, head: int, firings: Firings, own: LayerCensus, generator: torch.Generator) -> SweepRow:
