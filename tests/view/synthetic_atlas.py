@@ -62,7 +62,7 @@ def _pieces(sentence: str, rng: np.random.Generator) -> list[str]:
     return [part for parts in cut for part in parts if part]
 
 
-def _text(blocks: int, rng: np.random.Generator) -> list[list[str]]:
+def make_text(blocks: int, rng: np.random.Generator) -> list[list[str]]:
     text = []
     for number in range(blocks):
         tokens = ["<|endoftext|>"]
@@ -86,7 +86,7 @@ def _pools() -> tuple[list[str], ...]:
 def write_synthetic_atlas(path: Path, *, heads: int = 600, groups: int = 12, blocks: int = 48, seed: int = 0) -> Path:
     """Write every table and `atlas.json` under `path`; head 0's best example shows all `HOSTILE` tokens."""
     rng = np.random.default_rng(seed)
-    text = _text(blocks, rng)
+    text = make_text(blocks, rng)
     vocabulary = sorted({token for block in text for token in block})
     identifier = {token: number for number, token in enumerate(vocabulary)}
     units, examples, patterns = [], [], []

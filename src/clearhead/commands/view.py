@@ -12,8 +12,11 @@ from clearhead.view.page import write_page
 
 def plan(config: View) -> dict[str, Any]:
     """Where the page will come from and lie."""
-    atlas = atlas_of(config.run)
-    return {"atlas": atlas, "units": len(Atlas(atlas).units()), "page": page_of(config)}
+    path = atlas_of(config.run)
+    atlas = Atlas(path)
+    held = {table: atlas.sql(f"select count(*) as n from {table}")[0]["n"] for table in ("units", "spectra")}
+    what = {"heads": held["spectra"]} if held["spectra"] else {"units": held["units"]}
+    return {"atlas": path, **what, "page": page_of(config)}
 
 
 def run(config: View) -> None:
@@ -36,7 +39,10 @@ def atlas_of(run: Path) -> Path:
             return folder
     if (run / "lorsa").exists():
         raise ClearheadError(f"{run} has not been analysed yet; type: clearhead analyze {run}")
-    raise ClearheadError(f"{run} holds no atlas and is no run directory; `clearhead analyze RUN` writes an atlas")
+    raise ClearheadError(
+        f"{run} holds no atlas and is no run directory; `clearhead analyze RUN` writes an atlas, and so "
+        "does `clearhead spectral run`"
+    )
 
 
 def page_of(config: View) -> Path:

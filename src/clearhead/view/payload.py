@@ -42,7 +42,9 @@ def build_payload(atlas: Atlas, examples_per_category: int | None = None) -> Pay
     """
     units = atlas.sql("select * from units order by kind, layer, index, unit_id")
     if not units:
-        raise ClearheadError(f"{atlas.path} holds no units; run `clearhead analyze` on a trained dictionary first")
+        raise ClearheadError(
+            f"{atlas.path} holds no units; run `clearhead analyze` on a trained dictionary, or `clearhead spectral run`"
+        )
     vocabulary = Vocabulary()
     examples = _read_examples(atlas, examples_per_category)
     patterns = _read_patterns(atlas, examples_per_category)

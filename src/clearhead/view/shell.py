@@ -5,8 +5,8 @@ exactly the scripts whose hashes it lists. plotly.js is embedded gzipped (1.9 of
 paint. Pages need a browser of 2023 or later (DecompressionStream).
 
 A page brings its scripts, which run between the shared ones. They define what the shared ones ask for: `listed` (the
-list: rows, sorts, filters), `openNamed` and `showSummary` (what an address shows), `settle` (after a change of size) and
-`notes` (for the dialog about the page).
+list: rows, sorts, filters), `openNamed` and `showSummary` (what an address shows), `settle` (after a change of size)
+and `notes` (for the dialog about the page).
 """
 
 import base64

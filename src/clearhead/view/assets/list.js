@@ -12,10 +12,10 @@ const haystack = listed.ids.map((id, place) => `${id}\n${listed.search.text(plac
 /** Places of the items that the search and the filters let through, sorted; missing values come last either way. */
 function findItems() {
   const text = query.text.trim() ? query.text.toLowerCase() : "";
-  const exact = listed.ids.indexOf(query.text.trim());
+  const exact = listed.search.exact(query.text.trim());
   const set = filters.filter(({ name }) => query[name] !== "");
   found = listed.ids.map((_, place) => place).filter((place) => set.every(({ name, keeps }) => keeps(place, query[name])));
-  if (exact >= 0) found = found.filter((place) => place === exact);
+  if (exact !== undefined) found = found.filter((place) => place === exact);
   else if (text) found = found.filter((place) => haystack[place].includes(text));
   const column = listed.sorts[query.sort].size ? valuesOf(query.sort).map((value) => value && Math.abs(value)) : valuesOf(query.sort);
   const direction = query.up ? 1 : -1;

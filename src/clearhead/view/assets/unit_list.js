@@ -37,6 +37,7 @@ const listed = {
     label: "Search by token in top activations and raised logits, or by id",
     about: `Finds ${noun}s whose most active tokens or raised logits contain the text, or whose id does. Case is ignored.`,
     text: (place) => [...units.fires[place], ...units.raises[place]].map((entry) => vocab[entry]).join("\n"),
+    exact: (text) => placeOf.get(text),
   },
   /** How many rows there are without a filter, and what they are called. */
   total: () => (query.kind ? [ofKind(query.kind), kindName(query.kind)] : [units.id.length, noun]),
