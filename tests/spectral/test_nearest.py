@@ -5,7 +5,7 @@ from clearhead.errors import ClearheadError
 from clearhead.model.access import Model
 from clearhead.model.norms import final_norm, unembedding
 from clearhead.spectral import nearest
-from clearhead.spectral.nearest import nearest_rows, nearest_tokens
+from clearhead.spectral.nearest import chance_cosine, nearest_rows, nearest_tokens
 from tests.model.tiny_configs import build
 
 
@@ -68,6 +68,17 @@ def test_the_nearest_unembedding_is_the_token_whose_logit_rises_most_for_its_len
     moved = (norm.normalise(x) + direction[:, 0]) @ readers - norm.normalise(x) @ readers
     moved = moved - moved.mean()
     torch.testing.assert_close(moved / relative.norm(dim=0) / direction.norm(), effect, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize(("n", "d"), [(1, 3), (50, 8), (2000, 40)])
+def test_chance_is_the_median_over_random_directions(n, d):
+    generator = torch.Generator().manual_seed(0)
+    largest = []
+    for _ in range(200):
+        rows = torch.randn(n, d, generator=generator)
+        largest.append(float(nearest_rows(torch.randn(d, 1, generator=generator), rows, 1).cosines.abs()))
+    below = sum(value < chance_cosine(n, d) for value in largest)
+    assert 75 <= below <= 125
 
 
 def test_other_widths_and_too_many_neighbours_are_refused():

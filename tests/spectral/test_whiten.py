@@ -10,6 +10,7 @@ from clearhead.spectral.whiten import (
     column_cosines,
     compare_with_cone,
     estimate_covariance,
+    leave_cone,
 )
 
 DTYPE = torch.float64
@@ -133,6 +134,18 @@ def test_the_cone_is_seen_by_the_mean_and_by_the_components():
     cone = compare_with_cone(torch.stack([-eye[7], eye[1], eye[5], 2 * eye[0]], 1), moments, covariance_of(moments))
     torch.testing.assert_close(cone.mean, torch.tensor([-1.0, 0.0, 0.0, 0.0], dtype=DTYPE), atol=0.03, rtol=0)
     torch.testing.assert_close(cone.component, torch.tensor([0.0, 1.0, 0.0, 1.0], dtype=DTYPE), atol=0.03, rtol=0)
+
+
+def test_leaving_the_cone_keeps_the_rest_and_makes_what_lies_in_it_zero():
+    moments = InputMoments.of(draw(300, 6))
+    covariance = covariance_of(moments)
+    generator = torch.Generator().manual_seed(2)
+    directions = torch.cat([torch.randn(6, 3, dtype=DTYPE, generator=generator), covariance.components[:, :1]], 1)
+    left = leave_cone(directions, moments, covariance)
+    assert float((covariance.components[:, :3].mT @ left).abs().max()) < 1e-9
+    assert float((moments.mean @ left).abs().max()) < 1e-9 * float(moments.mean.norm())
+    torch.testing.assert_close(left.norm(dim=0), torch.tensor([1.0, 1.0, 1.0, 0.0], dtype=DTYPE))
+    torch.testing.assert_close(leave_cone(left, moments, covariance), left, atol=1e-9, rtol=0)
 
 
 def covariance_of(moments: InputMoments) -> Covariance:

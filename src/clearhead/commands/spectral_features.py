@@ -1,7 +1,6 @@
 """`clearhead spectral features`: prints the features that one head compares, and keeps them in a run directory."""
 
 import dataclasses
-import json
 import time
 from typing import Any
 
@@ -17,12 +16,17 @@ from clearhead.dictionaries.lorsa import Lorsa
 from clearhead.errors import ClearheadError
 from clearhead.model.access import Model
 from clearhead.runs import RunDirectory, write_json
-from clearhead.spectral.features import HeadFeatures, Side, recover_features
+from clearhead.spectral.features import HeadFeatures, Side, recover_features, refuse_missing_head
 from clearhead.spectral.interference import measure_interference
-from clearhead.spectral.nearest import Nearest, nearest_rows, nearest_tokens
+from clearhead.spectral.nearest import Nearest, chance_cosine, nearest_rows, nearest_tokens
+from clearhead.spectral.whiten import column_cosines
 
 ENOUGH_PER_DIMENSION = 20
-COLUMNS = ("", "sigma", "side", "split", "mean", "top 3", "energy", "nearest tokens by embedding; by unembedding")
+HEADER = ("strength", "q·k", "side", "split", "mean", "top 3", "energy", "nearest tokens by embedding; by unembedding")
+LEGEND = """  strength: singular value times score scale; of a pair, the score it adds where both are one deviation up
+  q·k: cosine of the two directions read; near 1 the head looks for the same thing on both sides
+  split: cosine between halves of the text; mean, top 3: cosine with the mean input and its top 3 components
+  *: singular values too close, or a Gaussian coefficient; c: in the cone that all inputs share"""
 
 
 def plan(config: SpectralFeatures) -> dict[str, Any]:
@@ -51,6 +55,7 @@ def run(config: SpectralFeatures) -> None:
         )
     model = Model.load(config.model, dtype=config.dtype, device=config.device)
     layer = resolve_layer(config.layer, model.n_layers)
+    refuse_missing_head(model, layer, config.head)
     blocks = token_blocks(
         model, config.text, split="train", n_tokens=config.tokens, context=config.context, at_most=True
     )
@@ -69,12 +74,13 @@ def run(config: SpectralFeatures) -> None:
             batch_blocks=config.batch_blocks,
         )
         elements = None if dictionary is None else dictionary.W_O
-        rows = _rows(model, found, elements, config.neighbours)
+        rows = _rows(model, found, elements, config)
         summary = _summary(found) | {
             "model": model.name,
             "model_note": model.note,
             "text": blocks.source,
             "text_sha256": blocks.sha256,
+            "chance_cosine": chance_cosine(model.d_vocab, model.d_model),
             "seconds": time.monotonic() - start,
         }
         if elements is not None:
@@ -95,19 +101,21 @@ def _sides(found: HeadFeatures) -> list[tuple[str, Tensor, Tensor, list[tuple[st
     return kinds
 
 
-def _rows(model: Model, found: HeadFeatures, elements: Tensor | None, top: int) -> list[dict[str, Any]]:
+def _rows(model: Model, found: HeadFeatures, elements: Tensor | None, config: SpectralFeatures) -> list[dict[str, Any]]:
     """One record per mode or pair and side, in the order they are printed."""
+    top = config.neighbours
     records: list[dict[str, Any]] = []
     for kind, strength, doubtful, sides in _sides(found):
-        named = []
+        named, same = [], column_cosines(sides[0][1].reads, sides[1][1].reads)
         for name, side in sides:
-            tokens = nearest_tokens(model, found.layer, side.features, min(top, model.d_vocab))
+            compared = side.outside_cone if config.outside_cone else side.features
+            tokens = nearest_tokens(model, found.layer, compared, min(top, model.d_vocab))
             near = {
                 "embedding": _named(tokens.embedding, model),
                 "unembedding": _named(tokens.unembedding, model),
             }
             if elements is not None:
-                close = nearest_rows(side.features, elements, min(top, len(elements)))
+                close = nearest_rows(compared, elements, min(top, len(elements)))
                 near["elements"] = [
                     [{"element": int(i), "cos": float(c)} for i, c in zip(ids, cosines, strict=True)]
                     for ids, cosines in zip(close.ids, close.cosines, strict=True)
@@ -119,6 +127,7 @@ def _rows(model: Model, found: HeadFeatures, elements: Tensor | None, top: int) 
                 "number": k,
                 "side": name,
                 "strength": float(strength[k]),
+                "query_key": float(same[k]),
                 "doubtful": bool(doubtful[k]),
                 **{field: float(getattr(side, field)[k]) for field in MEASURES},
                 "in_cone": bool(side.in_cone[k]),
@@ -172,11 +181,12 @@ def _interference(elements: Tensor, seed: int) -> dict[str, Any]:
 
 
 def _tensors(found: HeadFeatures) -> dict[str, Tensor]:
-    tensors = {"sigma": found.sigma}
+    tensors: dict[str, Tensor] = {}
     for kind, strength, _, sides in _sides(found):
         tensors[f"{kind}.strength"] = strength
         for name, side in sides:
-            tensors |= {f"{kind}.{name}.reads": side.reads, f"{kind}.{name}.features": side.features}
+            parts = {"reads": side.reads, "features": side.features, "outside_cone": side.outside_cone}
+            tensors |= {f"{kind}.{name}.{part}": tensor for part, tensor in parts.items()}
     return tensors
 
 
@@ -204,18 +214,19 @@ def _print(found: HeadFeatures, rows: list[dict[str, Any]], summary: dict[str, A
     if found.pairs is not None:
         still = "came to rest" if found.pairs.converged else "did not come to rest: directions may turn with the seed"
         say(f"  separation {still}; {found.pairs.concentration:.2f} of the coupling is on these pairs")
-    say("  split: cosine between halves of the text. mean, top 3: cosine with the mean input and its top 3 components.")
-    say("  *: singular values too close, or a Gaussian coefficient; c: in the cone that all inputs share")
+    say(f"  a random direction's nearest token has |cos| {summary['chance_cosine']:.2f}")
+    say(LEGEND)
 
 
 def _print_table(kind: str, rows: list[dict[str, Any]]) -> None:
-    lines = [(kind, *COLUMNS[1:])]
+    lines: list[tuple[str, ...]] = [(kind, *HEADER)]
     for row in rows:
         marks = ("*" if row["doubtful"] else "") + ("c" if row["in_cone"] else "")
         lines.append(
             (
                 f"{row['number']}{marks}",
                 f"{row['strength']:.3f}",
+                f"{row['query_key']:+.2f}",
                 row["side"],
                 f"{row['stability']:.2f}",
                 f"{row['cone_mean']:+.2f}",
@@ -224,12 +235,12 @@ def _print_table(kind: str, rows: list[dict[str, Any]]) -> None:
                 "; ".join(_spelled(row[what]) for what in ("embedding", "unembedding", "elements") if what in row),
             )
         )
-    widths = [max(len(line[i]) for line in lines) for i in range(len(lines[0]) - 1)] + [0]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)][:-1] + [0]
     for line in lines:
         say("  " + "  ".join(f"{cell:<{width}}" for cell, width in zip(line, widths, strict=True)).rstrip())
 
 
 def _spelled(near: list[dict[str, Any]]) -> str:
-    """The nearest three, as in `+0.61 " the"`; quoted, so that spaces show and no control code reaches the terminal."""
-    names = [json.dumps(item["token"]) if "token" in item else f"#{item['element']}" for item in near]
+    """The nearest three, as in `+0.61 ' the'`; quoted, so that spaces show and no control code reaches the terminal."""
+    names = [repr(item["token"]) if "token" in item else f"#{item['element']}" for item in near]
     return ", ".join(f"{item['cos']:+.2f} {name}" for item, name in list(zip(near, names, strict=True))[:3])

@@ -27,6 +27,8 @@ class SpectralFeatures(OfModel):
     """Seed of the separation's start, and of the random dictionary that --dictionary is compared with."""
     shrinkage: Shrinkage = "ledoit-wolf"
     """How the covariance is shrunk towards a multiple of the identity."""
+    outside_cone: bool = False
+    """Compare features with tokens without their part along what all inputs share (mean, top 3 components)."""
     neighbours: int = 5
     """Nearest tokens and elements per feature."""
     dictionary: Path | None = None

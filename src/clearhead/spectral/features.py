@@ -37,6 +37,7 @@ from clearhead.spectral.whiten import (
     column_cosines,
     compare_with_cone,
     estimate_covariance,
+    leave_cone,
 )
 
 MASSIVE = 10.0
@@ -62,6 +63,8 @@ class Side:
     """Unit directions that the head projects on."""
     features: Float[Tensor, "d k"]
     """Unit directions that would be seen there: Σ · reads."""
+    outside_cone: Float[Tensor, "d k"]
+    """The features without their part along the mean input and its top 3 principal components; unit, or 0."""
     turned: Float[Tensor, " k"]
     """Cosine between the two: 1 where the inputs are isotropic around the direction."""
     stability: Float[Tensor, " k"]
@@ -140,9 +143,8 @@ def recover_features(
     Raises `ClearheadError` for a head that does not exist or whose product is zero, for fewer than two blocks and for
     too little text; what `head_modes` raises for layers without a query-key product.
     """
+    refuse_missing_head(model, layer, head)
     modes = head_modes(model, layer, torch.float64)
-    if not 0 <= head < modes.n_heads:
-        raise ClearheadError(f"there is no head {head}: layer {layer} has {modes.n_heads} heads, counted from 0")
     if n_modes < 1:
         raise ClearheadError(f"modes: expected at least 1, got {n_modes}")
     if len(tokens) < 2:
@@ -164,6 +166,7 @@ def recover_features(
         return Side(
             reads=reads,
             features=features,
+            outside_cone=leave_cone(features, whole.moments, covariance),
             turned=column_cosines(reads, features),
             stability=column_cosines(first, second),
             cone_mean=cone.mean,
@@ -204,6 +207,13 @@ def recover_features(
         positions=positions,
         rank=rank,
     )
+
+
+def refuse_missing_head(model: Model, layer: int, head: int) -> None:
+    """Raises `ClearheadError` where the layer has no such head."""
+    count = model.geometry(layer).n_heads
+    if not 0 <= head < count:
+        raise ClearheadError(f"there is no head {head}: layer {layer} has {count} heads, counted from 0")
 
 
 def _read(

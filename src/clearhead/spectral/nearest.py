@@ -15,6 +15,7 @@ matrix itself, memory does not grow with the vocabulary.
 
 from typing import NamedTuple
 
+import scipy.stats
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
@@ -39,6 +40,17 @@ class NearestTokens(NamedTuple):
 
     embedding: Nearest
     unembedding: Nearest
+
+
+def chance_cosine(n: int, d: int) -> float:
+    """The median of the largest |cos| of a random direction with n random rows in d dimensions.
+
+    From cos² ~ Beta(1/2, (d - 1)/2). A nearest token no closer than this is no finding: 49,152 tokens in 576 dimensions
+    give 0.18 to any direction.
+    """
+    if d == 1:
+        return 1.0
+    return float(scipy.stats.beta.ppf(0.5 ** (1 / n), 0.5, (d - 1) / 2) ** 0.5)
 
 
 @torch.no_grad()

@@ -173,6 +173,18 @@ def compare_with_cone(directions: Float[Tensor, "d k"], moments: InputMoments, c
     return Cone(column_cosines(directions, moments.mean[:, None].expand_as(directions)), (top.mT @ unit).norm(dim=0))
 
 
+def leave_cone(directions: Float[Tensor, "d k"], moments: InputMoments, covariance: Covariance) -> Float[Tensor, "d k"]:
+    """The directions without their part in the span of the mean input and its top principal components; unit columns.
+
+    A direction that lies wholly in that span becomes 0.
+    """
+    shared = torch.linalg.qr(torch.cat([covariance.components[:, :TOP_COMPONENTS], moments.mean[:, None]], 1))[0]
+    left = directions - shared @ (shared.mT @ directions)
+    size = left.norm(dim=0)
+    inside = size <= 1e-9 * directions.norm(dim=0)
+    return torch.where(inside, 0.0, left / torch.where(inside, 1.0, size))
+
+
 @dataclass(frozen=True, eq=False)
 class TokenSpace:
     """The directions that tokens reach, and how much they use each."""
