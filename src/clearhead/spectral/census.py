@@ -91,6 +91,10 @@ def take_census(
     spent = dict.fromkeys(("decomposition", "forward", "statistics"), 0.0)
     with _timed(spent, "decomposition"):
         modes, refused = decompose_layers(model, model.attention_layers if layers is None else layers)
+    if basis == "offset" and all(one.geometry.rope is None for one in modes.values()):
+        raise ClearheadError(
+            f"{model.name} has no rotary embedding: one basis serves every offset; leave out the basis"
+        )
     pieces: dict[int, list[Firings]] = {layer: [] for layer in modes}
     sums = {layer: _Sums.empty(modes[layer]) for layer in modes}
     generator = torch.Generator().manual_seed(seed)

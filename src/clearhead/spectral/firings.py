@@ -230,17 +230,18 @@ def query_and_key_sides(
     positions; the sums are the same. Raises `ClearheadError` where a layer has no such bases.
     """
     geometry = modes.geometry
+    turned = basis == "offset" and geometry.rope is not None  # without a rotation one basis serves every offset
     of_key = head // (geometry.n_heads // geometry.n_kv_heads)
     x, y = q[row, head, query], k[row, of_key, key]
     mean = visible_mean(k, geometry.window)[row, of_key, query]
     d = relative_key(y, mean, visible_count(query, geometry.window))
     score = (x * y).sum(-1) * geometry.scale
-    if basis == "offset":
+    if turned:
         x, d = modes.unrotate(x, query), modes.unrotate(d, key)
     A, D, S = (x.new_empty(len(x), modes.G_q.shape[-1]) for _ in range(3))
-    offsets = key - query if basis == "offset" else torch.zeros_like(key)
+    offsets = key - query if turned else torch.zeros_like(key)
     for offset in offsets.unique().tolist():
-        G_q, G_k, sigma = modes.maps_at(offset) if basis == "offset" else (modes.G_q, modes.G_k, modes.svd.S)
+        G_q, G_k, sigma = modes.maps_at(offset) if turned else (modes.G_q, modes.G_k, modes.svd.S)
         at_offset = offsets == offset
         for one in head[at_offset].unique().tolist():
             here = at_offset & (head == one)
