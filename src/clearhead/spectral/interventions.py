@@ -10,6 +10,7 @@ Two scopes for one side of a firing (layer, head, query, key), whose triples giv
 
 For a head without rotation δ_c is the projection of what the component wrote onto the triples' singular vectors (SAD's
 and ACC's P); with one it is the same in the turned head space. Where LayerNorm centres, δ_c is centred, because M is.
+Where a QK norm centres, the head has one mode less than dimensions, and δ_c is what comes closest.
 What the head adds itself (`offset`) exists locally only. `amount` −1 removes, +1 doubles (boost).
 
 The control removes as many other modes of the same head, drawn without replacement from those that take no part: mode m
