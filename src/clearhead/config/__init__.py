@@ -18,8 +18,10 @@ from clearhead.config.lorsa import (
     TrainLorsa,
 )
 from clearhead.config.pretrain import Architecture, Pretrain
+from clearhead.config.spectral import SpectralToy
 from clearhead.config.spectral_features import SpectralFeatures
 from clearhead.config.spectral_run import OfTexts, SpectralRun, SpectralSweep
+from clearhead.config.spectral_trace import SpectralTrace
 from clearhead.config.verb import SCHEMA, Dtype, OfModel, Split, Verb, resolve_layer
 from clearhead.config.view import View
 
@@ -36,6 +38,8 @@ VERBS: dict[str, type[Verb]] = {
         SpectralFeatures,
         SpectralRun,
         SpectralSweep,
+        SpectralToy,
+        SpectralTrace,
         BenchLorsa,
         BenchSpectral,
         BenchZPattern,
@@ -64,6 +68,8 @@ __all__ = [
     "SpectralFeatures",
     "SpectralRun",
     "SpectralSweep",
+    "SpectralToy",
+    "SpectralTrace",
     "Split",
     "Tracker",
     "TrainLorsa",
