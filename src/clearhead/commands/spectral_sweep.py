@@ -1,11 +1,12 @@
 """`clearhead spectral sweep`: S and N_recon of every head over the checkpoints of a model, as a table and a figure."""
 
 import dataclasses
+from pathlib import Path
 from typing import Any
 
 from clearhead.commands.table import say, show
 from clearhead.config import SpectralSweep
-from clearhead.runs import RunDirectory, write_json
+from clearhead.runs import RunDirectory, environment, write_json
 from clearhead.spectral.sweep import SweepRow, find_checkpoints, load, sweep
 from clearhead.spectral.texts import read_prompts
 from clearhead.view.sweep_page import write_sweep_page
@@ -46,7 +47,16 @@ def run(config: SpectralSweep) -> None:
         table = {name: [getattr(row, name) for row in rows] for name in columns}
         write_json(directory.path / "sweep.json", table)
         directory.write_summary(summarise(rows, config.checkpoints, prompts.source))
-        page = write_sweep_page(rows, f"{config.checkpoints} on {prompts.source}", directory.path / "page.html")
+        about = {
+            "model": f"{Path(config.checkpoints).name} over training",
+            "text": prompts.source,
+            "tokens": prompts.n_tokens,
+            "threshold": config.threshold,
+            "basis": config.basis,
+            "seed": config.seed,
+            "environment": environment(),
+        }
+        page = write_sweep_page(rows, about, directory.path / "page.html")
     for step in (checkpoints[0].step, checkpoints[-1].step):
         show(
             {f"head {row.layer}.{row.head}": _shown(row) for row in rows if row.step == step},

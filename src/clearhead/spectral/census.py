@@ -78,8 +78,9 @@ def take_census(
     basis: Basis = "fixed",
     keep: int = KEEP,
     seed: int = 0,
+    shown: bool = True,
 ) -> Census:
-    """The census of `layers` (default: all with attention) over the texts.
+    """The census of `layers` (default: all with attention) over the texts; `shown` shows its progress.
 
     Raises `ClearheadError` where no layer can be decomposed, for a threshold below 0.5 (two keys could pass it) or not
     below 1, and where attention rebuilt from the modes is not the model's own.
@@ -99,7 +100,7 @@ def take_census(
     sums = {layer: _Sums.empty(modes[layer]) for layer in modes}
     generator = torch.Generator().manual_seed(seed)
     first = True
-    with progress("census", prompts.n_tokens) as advance:
+    with progress("census", prompts.n_tokens, shown=shown) as advance:
         for numbers, tokens in prompts.batches(model):
             with _timed(spent, "forward"):
                 sites = read_sites(model, list(modes), tokens)

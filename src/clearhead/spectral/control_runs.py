@@ -67,10 +67,15 @@ def compare_untrained(model: Model, prompts: Prompts, census: Census, seed: int)
 
 
 def sides_of_firings(
-    model: Model, modes: Mapping[int, HeadModes], firings: Mapping[int, Firings], prompts: Prompts, basis: Basis
+    model: Model,
+    modes: Mapping[int, HeadModes],
+    firings: Mapping[int, Firings],
+    prompts: Prompts,
+    basis: Basis,
+    shown: bool = True,
 ) -> Iterator[tuple[int, Int[Tensor, " n"], Sides]]:
     """Layer, indices of firings and sides, as `model` has them at firings that were found in another model."""
-    with progress(f"{model.name} at given pairs", prompts.n_tokens) as advance:
+    with progress(f"{model.name} at given pairs", prompts.n_tokens, shown=shown) as advance:
         for numbers, tokens in prompts.batches(model):
             for layer, (q, k) in read_queries_and_keys(model, list(modes), tokens).items():
                 for chosen, row in _in_batch(firings[layer], numbers):

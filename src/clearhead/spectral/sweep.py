@@ -132,7 +132,13 @@ def measure_checkpoint(
 ) -> list[SweepRow]:
     """One checkpoint at the pairs of `followed`."""
     own = take_census(
-        model, prompts, layers=list(followed.layers), threshold=threshold, basis=followed.basis, seed=seed
+        model,
+        prompts,
+        layers=list(followed.layers),
+        threshold=threshold,
+        basis=followed.basis,
+        seed=seed,
+        shown=False,
     )
     moved = _at_pairs(model, prompts, own, followed)
     generator = torch.Generator().manual_seed(seed)
@@ -151,7 +157,7 @@ def _at_pairs(model: Model, prompts: Prompts, own: Census, followed: Census) -> 
     for layer, one in firings.items():
         A, D, S = (torch.zeros_like(one.A) for _ in range(3))
         moved[layer] = one.moved(A, D, S)
-    for layer, chosen, sides in sides_of_firings(model, modes, firings, prompts, followed.basis):
+    for layer, chosen, sides in sides_of_firings(model, modes, firings, prompts, followed.basis, shown=False):
         one = moved[layer]
         one.A[chosen], one.D[chosen], one.S[chosen] = sides.A.cpu(), sides.D.cpu(), sides.S.cpu()
     return moved
