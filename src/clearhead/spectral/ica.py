@@ -30,8 +30,8 @@ from clearhead.errors import ClearheadError
 from clearhead.ops.ica import Components, independent_components
 from clearhead.spectral.theory import unwhiten
 
-ITERATIONS = 500
-TOLERANCE = 1e-8
+ITERATIONS = 200
+TOLERANCE = 1e-7
 KURTOSIS_ERRORS = 4.0
 """A coefficient counts as Gaussian while its excess kurtosis is within this many standard errors, √(24/n) each."""
 
