@@ -20,6 +20,8 @@ from clearhead.errors import UnknownNameError
 from clearhead.spectral.interference import measure_interference
 from clearhead.spectral.planted import cone_features
 from clearhead.spectral.theory import alignment, alignment_floor, unwhiten, whitened
+from clearhead.spectral.toy_dynamics import train_watched
+from clearhead.spectral.toy_verdict import Outcome, outcome
 from clearhead.spectral.whiten import column_cosines
 
 WEIGHTS = (0, 0.01, 0.03, 0.1, 0.3, 1, 10)
@@ -43,6 +45,40 @@ class Anisotropy(NamedTuple):
     """Between Σ u₁ and the feature, Σ from a sample of tokens."""
     floor: float
     """What the spectrum of Σ promises every feature (Kantorovich)."""
+
+
+class SweepPoint(NamedTuple):
+    """A toy trained with one value of what is varied; of pairs, the worst."""
+
+    value: float
+    outcome: Outcome
+    cosine: float
+    overlap: float
+    ratio: float
+    error: float
+    others_dim: float
+    cpu_seconds: float
+
+
+def run_sweep(setting: ToySetting, sweep: Sweep, seed: int) -> list[SweepPoint]:
+    """Train a toy for each of the `variations`, all from one seed."""
+    points = []
+    for varied in variations(setting, sweep):
+        trained = train_watched(varied, seed, records=1)
+        m = trained.end
+        points.append(
+            SweepPoint(
+                value=getattr(varied, sweep.replace("-", "_")),
+                outcome=outcome(varied, m),
+                cosine=float(m.aligned.min()),
+                overlap=float(m.overlap.max()),
+                ratio=float(m.ratio.min()),
+                error=m.error,
+                others_dim=m.others_dim,
+                cpu_seconds=trained.cpu_seconds,
+            )
+        )
+    return points
 
 
 def variations(setting: ToySetting, sweep: Sweep) -> list[ToySetting]:

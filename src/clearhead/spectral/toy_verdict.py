@@ -36,7 +36,13 @@ def verdict(setting: ToySetting, measures: Measures) -> list[str]:
             f"dimensions; the singular vectors are those of the start (cosine {float(m.aligned.max()):.2f} at best)."
         ]
     sentences = [_alignment(m)]
-    for sentence in (_orthogonality(setting, m), _narrow(setting, m), _close(m), _dead(setting, m)):
+    for sentence in (
+        _orthogonality(setting, m),
+        _unlearnt(setting, m),
+        _narrow(setting, m),
+        _close(m),
+        _dead(setting, m),
+    ):
         if sentence:
             sentences.append(sentence)
     return sentences
@@ -45,11 +51,12 @@ def verdict(setting: ToySetting, measures: Measures) -> list[str]:
 def _alignment(m: Measures) -> str:
     aligned, pairs = int((m.aligned >= ALIGNED).sum()), len(m.targets)
     if pairs == 1:
-        said = "points along" if aligned else "does not point along"
-        return f"The leading mode {said} the pair (cosines {float(m.query[0]):.3f} and {float(m.key[0]):.3f})."
-    smallest = "smallest" if aligned == pairs else "the others from"
+        mode = "The leading mode" if int(m.mode[0]) == 0 else f"Mode {int(m.mode[0])}"
+        said = "points along" if aligned else "comes closest to, but does not point along,"
+        return f"{mode} {said} the pair (cosines {float(m.query[0]):.3f} and {float(m.key[0]):.3f})."
     return (
-        f"{aligned} of {pairs} pairs have a mode along both their features ({smallest} {float(m.aligned.min()):.3f})."
+        f"{aligned} of {pairs} pairs have a mode along both their features (smallest cosine "
+        f"{float(m.aligned.min()):.3f})."
     )
 
 
@@ -73,6 +80,16 @@ def _orthogonality(setting: ToySetting, m: Measures) -> str:
     )
 
 
+def _unlearnt(setting: ToySetting, m: Measures) -> str:
+    late = (m.aligned < ALIGNED) & (m.ratio < LEARNT) & (m.mode >= 0)
+    if not bool(late.any()):
+        return ""
+    return (
+        f"The logit of {int(late.sum())} not aligned is below {LEARNT} of the target: {setting.steps} steps at "
+        f"an attention weight of {setting.attention_weight:g} were not enough; raise --steps or --attention-weight."
+    )
+
+
 def _narrow(setting: ToySetting, m: Measures) -> str:
     if setting.head_width >= setting.pairs:
         return ""
@@ -89,7 +106,7 @@ def _close(m: Measures) -> str:
     if not bool(close.any()):
         return ""
     return (
-        f"The modes of {int(close.sum())} pairs lie within {APART} times the error ({m.error:.1e}) of a neighbour, so "
+        f"The modes of {int(close.sum())} pairs lie within {APART} times the error ({m.error:.2g}) of a neighbour, so "
         f"nothing keeps their single vectors apart; the span of the leading modes contains their features to "
         f"{float(m.contained[close].min()):.3f}."
     )
