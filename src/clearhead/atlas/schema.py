@@ -159,8 +159,12 @@ TABLES: dict[str, tuple[Column, ...]] = {
         Column("sigma", _float, "singular value"),
         Column("degenerate", _bool, "too close to a neighbour for its single vectors to mean something"),
         Column("share", _float, "share of the head's absolute contributions over all firings"),
-        Column("query_tokens", pa.list_(_effect), "embeddings nearest to the query direction; `logit` is the cosine"),
-        Column("key_tokens", pa.list_(_effect), "embeddings nearest to the key direction"),
+        Column(
+            "query_tokens",
+            pa.list_(_effect),
+            "embeddings nearer to the query direction than chance allows; `logit` is the cosine",
+        ),
+        Column("key_tokens", pa.list_(_effect), "the same for the key direction; empty in bases by offset"),
     ),
     "shared_modes": (
         Column("layer", _int, "layer of the model"),

@@ -42,15 +42,15 @@ class NearestTokens(NamedTuple):
     unembedding: Nearest
 
 
-def chance_cosine(n: int, d: int) -> float:
-    """The median of the largest |cos| of a random direction with n random rows in d dimensions.
+def chance_cosine(n: int, d: int, level: float = 0.5) -> float:
+    """A quantile (the median) of the largest |cos| of a random direction with n random rows in d dimensions.
 
     From cos² ~ Beta(1/2, (d - 1)/2). A nearest token no closer than this is no finding: 49,152 tokens in 576 dimensions
     give 0.18 to any direction.
     """
     if d == 1:
         return 1.0
-    return float(scipy.stats.beta.ppf(0.5 ** (1 / n), 0.5, (d - 1) / 2) ** 0.5)
+    return float(scipy.stats.beta.ppf(level ** (1 / n), 0.5, (d - 1) / 2) ** 0.5)
 
 
 @torch.no_grad()

@@ -21,8 +21,8 @@ from clearhead.runs import progress
 from clearhead.spectral.census import Census, LayerCensus
 from clearhead.spectral.control_runs import compare_subspaces, compare_untrained
 from clearhead.spectral.controls import Separation, compare, corrected, gauge, random_rotations, shuffle, span
-from clearhead.spectral.firings import Firings, Prompts
-from clearhead.spectral.nearest import nearest_tokens
+from clearhead.spectral.firings import Basis, Firings, Prompts
+from clearhead.spectral.nearest import chance_cosine, nearest_tokens
 from clearhead.spectral.shared import SharedModes, find_shared, overlaps, random_overlap
 from clearhead.spectral.sparsity import cancellation, largest_rank, n_recon, rolls_tovee
 from clearhead.spectral.verdicts import VERDICTS, Verdict, judge
@@ -209,7 +209,7 @@ def write_spectral_atlas(
             atlas.append("spectra", _spectra(layer, found, judged))
             _append(atlas, "controls", _controls(layer, separations, judged))
             _append(atlas, "firings", _firings(layer, found.firings))
-            _append(atlas, "modes", _modes(model, layer, found))
+            _append(atlas, "modes", _modes(model, layer, found, census.basis))
             _append(atlas, "shared_modes", _shared(layer, found))
             shared[layer] = find_shared(found.modes, generator)
             atlas.append_metrics(
@@ -294,13 +294,14 @@ def _firings(layer: int, firings: Firings) -> dict[str, Any]:
     }
 
 
-def _modes(model: Model, layer: int, found: LayerCensus) -> dict[str, Any]:
+def _modes(model: Model, layer: int, found: LayerCensus, basis: Basis) -> dict[str, Any]:
     """The modes that carry most of each head's contributions, with the tokens nearest to their directions."""
     rows: dict[str, list[Any]] = {
         name: [] for name in ("unit_id", "layer", "head", "mode", "sigma", "degenerate", "share")
     }
     for head in range(found.modes.n_heads):
-        size = found.firings.of_head(head).contributions.abs().sum(0)
+        own = found.firings.of_head(head)
+        size = own.contributions.abs().sum(0)
         if not float(size.sum()):
             continue
         share = size / size.sum()
@@ -309,24 +310,33 @@ def _modes(model: Model, layer: int, found: LayerCensus) -> dict[str, Any]:
             rows["layer"].append(layer)
             rows["head"].append(head)
             rows["mode"].append(mode)
-            rows["sigma"].append(float(found.modes.svd.S[head, mode]))
+            rows["sigma"].append(float(own.S[:, mode].mean()))
             rows["degenerate"].append(bool(found.modes.svd.degenerate[head, mode]))
             rows["share"].append(float(share[mode]))
     if not rows["mode"]:
         return {}
-    heads, modes = torch.tensor(rows["head"]), torch.tensor(rows["mode"])
     columns: dict[str, Any] = dict(rows)
+    heads, modes = torch.tensor(rows["head"]), torch.tensor(rows["mode"])
     for name, vectors in (("query_tokens", found.modes.svd.U), ("key_tokens", found.modes.svd.V)):
-        directions = vectors.cpu()[heads, :, modes].T
-        near = nearest_tokens(model, layer, directions, NEAREST).embedding
-        columns[name] = [
-            [
-                {"token": token, "token_id": int(number), "logit": float(cosine)}
-                for token, number, cosine in zip(_strings(model, ids), ids, cosines, strict=True)
-            ]
-            for ids, cosines in zip(near.ids, near.cosines, strict=True)
-        ]
+        if basis == "offset":  # a mode of that number is another direction at every offset
+            columns[name] = [[] for _ in rows["mode"]]
+        else:
+            columns[name] = _tokens_above_chance(model, layer, vectors.cpu()[heads, :, modes].T)
     return columns
+
+
+def _tokens_above_chance(model: Model, layer: int, directions: Float[Tensor, "d m"]) -> list[list[dict[str, Any]]]:
+    """The embeddings nearest to each direction, as far as they are nearer than one random direction in a hundred has."""
+    near = nearest_tokens(model, layer, directions, NEAREST).embedding
+    chance = chance_cosine(model.d_vocab, model.d_model, 0.99)
+    return [
+        [
+            {"token": token, "token_id": int(number), "logit": float(cosine)}
+            for token, number, cosine in zip(_strings(model, ids), ids, cosines, strict=True)
+            if abs(float(cosine)) > chance
+        ]
+        for ids, cosines in zip(near.ids, near.cosines, strict=True)
+    ]
 
 
 def _shared(layer: int, found: LayerCensus) -> dict[str, Any]:
