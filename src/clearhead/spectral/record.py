@@ -326,7 +326,7 @@ def _modes(model: Model, layer: int, found: LayerCensus, basis: Basis) -> dict[s
 
 
 def _tokens_above_chance(model: Model, layer: int, directions: Float[Tensor, "d m"]) -> list[list[dict[str, Any]]]:
-    """The embeddings nearest to each direction, as far as they are nearer than one random direction in a hundred has."""
+    """The embeddings nearest to each direction, if nearer than for all but one in a hundred random directions."""
     near = nearest_tokens(model, layer, directions, NEAREST).embedding
     chance = chance_cosine(model.d_vocab, model.d_model, 0.99)
     return [
