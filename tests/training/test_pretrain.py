@@ -251,6 +251,19 @@ def test_an_existing_tokenizer_gives_the_vocabulary(config):
     assert own(text).input_ids == given(text).input_ids
 
 
+def test_every_process_measures_alike_and_one_saves(config, tmp_path):
+    tokenizer = open_tokenizer(config)
+    model = build_model(config, tokenizer)
+    held_out = torch.randint(280, (4, 16), generator=torch.Generator().manual_seed(0))
+    measured = {"held_out": held_out, "alphabet": ALPHABET, "keep": [3], "steps": 12}
+    first, second = (
+        Watch(model, tokenizer, tmp_path / name, **measured, save=name == "first") for name in ("first", "second")
+    )
+    assert first(3) == second(3) and first(4) == second(4) == {} and first(12) == second(12)
+    assert first(3)["held_out_ce"] == pytest.approx(float(next_token_losses(model, held_out).mean().detach()))
+    assert (tmp_path / "first" / "snapshots" / "step-00000003").is_dir() and not (tmp_path / "second").exists()
+
+
 def test_a_loss_that_is_no_number_is_not_saved(config, monkeypatch):
     class Broken(Watch):
         def measure(self):

@@ -89,7 +89,10 @@ class LanguageModelling:
 
 
 class Watch:
-    """Measures the model on held-out data while it trains, and keeps it after the steps that were asked for."""
+    """Measures the model on held-out data while it trains, and keeps it after the steps that were asked for.
+
+    Every process measures, so that all end with the same numbers; one of them has `save` set.
+    """
 
     def __init__(
         self,
@@ -101,9 +104,10 @@ class Watch:
         alphabet: Int64[Tensor, " a"],
         keep: list[int],
         steps: int,
+        save: bool,
     ):
         self.model, self.tokenizer, self.run = model, tokenizer, run
-        self.held_out, self.alphabet = held_out, alphabet
+        self.held_out, self.alphabet, self.save = held_out, alphabet, save
         self.keep, self.steps, self.every = set(keep), steps, max(LOG_EVERY, steps // MEASUREMENTS)
 
     def __call__(self, done: int) -> dict[str, float]:
@@ -114,7 +118,7 @@ class Watch:
         for name, value in losses.items():
             if not math.isfinite(value):
                 raise NonFiniteError(f"{name} is {value} after step {done}; lower --lr")
-        if done in self.keep:
+        if self.save and done in self.keep:
             save_model(self.model, self.tokenizer, self.run / "snapshots" / f"step-{done:08d}")
         return losses
 

@@ -107,8 +107,8 @@ def fit(
 ) -> dict[str, float]:
     """Train `task` to the end of `schedule`, resuming from the newest checkpoint in `run` if there is one.
 
-    `observe(n)` is called on the main process after every step, with the number of steps done and before they are
-    saved; what it returns, if anything, is logged. It must leave weights and random state as they are.
+    `observe(n)` is called on every process after every step, with the number of steps done and before they are saved;
+    what it returns, if anything, is logged. It must leave weights and random state as they are.
 
     Returns the seconds and tokens per second of the whole run, over all its processes' lives, and the last logged
     metrics. Raises `NonFiniteError` when the loss or a weight stops being a number, and `KeyboardInterrupt` after
@@ -151,7 +151,7 @@ def fit(
             task.finish_step(accelerator)
             advance(tokens_per_step)
             done = step + 1
-            seen = observe(done) if observe is not None and accelerator.is_main_process else {}
+            seen = observe(done) if observe is not None else {}
             if seen or done % LOG_EVERY == 0 or done == schedule.steps:
                 last = {name: float(value) for name, value in metrics.items()}
                 last |= {"loss": float(loss.detach()), "lr": schedule.peak_lr * schedule.lr_factor(step), **seen}

@@ -70,6 +70,7 @@ def pretrain(config: Pretrain) -> dict[str, Any]:
             alphabet=source.alphabet,
             keep=config.checkpoint_steps(),
             steps=config.steps(),
+            save=main,
         )
         if main and not list_checkpoints(run.path):
             run.truncate_metrics(-1)
