@@ -32,7 +32,9 @@ def browser():
 class Visit:
     """A tab on the page, with what went wrong in it: console errors, exceptions and requests beyond the file."""
 
-    def __init__(self, browser, path, *, width=1400, height=900, scheme="light", at=""):
+    def __init__(
+        self, browser, path, *, width=1400, height=900, scheme="light", at="", ready=".js-plotly-plot .main-svg"
+    ):
         self.context = browser.new_context(viewport={"width": width, "height": height}, color_scheme=scheme)
         self.tab = self.context.new_page()
         self.tab.set_default_timeout(60_000)
@@ -43,7 +45,7 @@ class Visit:
         self.url = path.as_uri()
         self.tab.on("request", self._note_request)
         self.tab.goto(f"{self.url}#{at}")
-        self.tab.wait_for_selector(".js-plotly-plot .main-svg", state="attached")
+        self.tab.wait_for_selector(ready, state="attached")
 
     def _note_request(self, request):
         if request.url.split("#")[0] != self.url:
@@ -54,6 +56,11 @@ class Visit:
         self.tab.evaluate("unit => { location.hash = unit; }", unit)
         self.tab.wait_for_selector(f".unit h1 code:text-is('{unit.partition('.')[2]}')")
         self.tab.wait_for_selector(".example.active, .examples .none")
+
+    def go(self, address, selector):
+        """Go to an address within the page and wait for what it shows."""
+        self.tab.evaluate("address => { location.hash = address; }", address)
+        self.tab.wait_for_selector(selector)
 
     def wait(self, expression):
         """Until a JavaScript expression is true; asked from outside, for the page's policy forbids `eval`."""

@@ -1,8 +1,3 @@
-import json
-import re
-
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
 from clearhead.atlas.read import Atlas
@@ -12,6 +7,7 @@ from clearhead.view.packing import pack, unpack
 from clearhead.view.page import write_page
 from clearhead.view.payload import ARCS_PER_PATTERN, build_payload
 from clearhead.view.visible import visible
+from tests.view.on_disk import alter, index_of
 
 
 @pytest.fixture(scope="module")
@@ -160,21 +156,3 @@ def test_a_unit_with_nothing_but_its_name_has_a_page(tmp_path):
     assert index["units"]["id"] == ["edge.1"]
     assert index["units"]["rate"] == [None]
     assert index["summaries"] == []
-
-
-def index_of(page):
-    (found,) = re.findall(r'<script type="application/json" id="index">(.*?)</script>', page.read_text(), flags=re.S)
-    return json.loads(found)
-
-
-def alter(atlas_path, tmp_path, table, row, **values):
-    """A copy of the atlas with some values of one row of one table replaced."""
-    copy = tmp_path / "altered"
-    copy.mkdir()
-    for file in atlas_path.iterdir():
-        (copy / file.name).write_bytes(file.read_bytes())
-    rows = pq.read_table(copy / f"{table}.parquet")
-    listed = rows.to_pylist()
-    listed[row] |= values
-    pq.write_table(pa.Table.from_pylist(listed, schema=rows.schema), copy / f"{table}.parquet")
-    return copy
