@@ -200,9 +200,10 @@ def _modes(layer: int, head: int, sigma: np.ndarray, own: list[dict], vocabulary
             "degenerate": bool(mode == 1),
             "share": float(share[mode]),
             "query_tokens": _near(vocabulary, rng),
-            "key_tokens": _near(vocabulary, rng),
+            # no token is near the last one's key direction
+            "key_tokens": _near(vocabulary, rng) if place + 1 < MODES_LISTED else [],
         }
-        for mode in np.argsort(-share)[:MODES_LISTED]
+        for place, mode in enumerate(np.argsort(-share)[:MODES_LISTED])
     ]
 
 

@@ -139,6 +139,7 @@ def test_head_says_its_verdict_and_stands_beside_its_controls(visit, atlas):
         line = table.filter(has=visit.tab.locator(f"th:text-is('{control['control']}')"))
         assert line.locator("td").first.text_content() == f"{control['sparsity']:.2f}"
         assert line.locator("td").nth(1).text_content().startswith(f"+{control['effect']:.2f} (")
+    assert visit.texts(".modes .nothing") == ["no token nearer than chance"]
     points = visit.tab.locator(".aside .js-plotly-plot .scatterlayer .point")
     visit.wait("document.querySelector('.aside .js-plotly-plot .scatterlayer .point') !== null")
     assert points.count() > len(controls)

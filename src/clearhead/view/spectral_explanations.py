@@ -70,6 +70,10 @@ EXPLANATIONS: dict[str, str] = {
         "A direction has no sign of its own. “Along”: in most firings the query holds the direction the tokens "
         "describe; “against”: it holds its opposite, so read the tokens as what it is not."
     ),
+    "basis": (
+        "With rotary positions, modes of the query–key product for each offset between query and key, which share "
+        "their numbers but not their directions. The spectrum is that of the unrotated product."
+    ),
     "contributions": (
         "What each mode adds to the score of the key looked at, compared with the other visible keys. Blue bars above"
         " the line add, hatched red bars below it subtract; grey is the sum of all other modes."

@@ -102,7 +102,9 @@ def spectrum(sigma: Sequence[float], shares: Mapping[int, float] | None = None) 
         hovertemplate="mode %{x}<br>σ %{y:.3g}<br>%{customdata:.1%} of the contributions<extra></extra>",
     )
     figure = styled(go.Figure([line, marks]), x="mode", y="singular value", height=180)
-    figure.update_yaxes(type="log", nticks=4)
+    # two per decade, for a spectrum may span less than one
+    ticks = [digit * 10.0**power for power in range(-6, 5) for digit in (1, 3)]
+    figure.update_yaxes(type="log", tickvals=ticks, ticktext=[f"{tick:g}" for tick in ticks])
     return figure
 
 

@@ -102,9 +102,9 @@ function barTip(firings, at, place, mode, known) {
   const value = firings.contributions[at][place] ?? firings.rest[at];
   const share = firings.relative[at] ? `, ${signed(value / firings.relative[at], percent)} of the relative score` : "";
   if (mode === null) return `all other modes: ${signed(value)}${share}`;
-  const side = firings.query_side[at][place];
+  const held = firings.query_side[at][place];
   const words = (tokens) => tokens.slice(0, 4).map(([token]) => quoted(vocab[token])).join(" ");
-  const lines = [`mode ${mode}: ${signed(value)}${share}`, `the query holds ${signed(side)} of its direction, the key ${side ? signed(value / side) : MISSING} more than the other keys`];
-  if (known) lines.push(`query: ${words(known.query)}`, `key: ${words(known.key)}`);
+  const lines = [`mode ${mode}: ${signed(value)}${share}`, `the query holds ${signed(held)} of its direction, the key ${held ? signed(value / held) : MISSING} more than the other keys`];
+  for (const side of ["query", "key"]) if (known?.[side].length) lines.push(`${side}: ${words(known[side])}`);
   return lines.join("\n");
 }

@@ -39,7 +39,7 @@ async function fillFirings(box, place, detail, show) {
       {},
       el("div", { class: "tabs", role: "group", "aria-label": "Kind of firing" }, firingTab("Firings", measured.length, !onSink, () => again({}, { sink: false })), firingTab("On the first token", sinks.length, onSink, () => again({}, { sink: true }))),
       help(onSink ? "sinks" : "firings", "firings"),
-      el("div", { class: "options" }, modeChoice(firings, all, show.mode, again), orderChoice(show.mode, again), wholeSwitch(again)),
+      el("div", { class: "options" }, modeChoice(firings, onSink ? sinks : measured, show.mode, again), orderChoice(show.mode, again), wholeSwitch(again)),
     ),
     chosen.length ? firingLegend() : el("p", { class: "none" }, noFirings(place, show.mode)),
     el("p", { class: "hint shown" }, shownText(place, chosen.length, onSink, show.mode)),
@@ -64,9 +64,9 @@ function firingTab(label, count, current, open) {
   return el("button", { type: "button", "aria-pressed": String(current), disabled: !count, onclick: open }, `${label} ${number(count)}`);
 }
 
-function modeChoice(firings, all, mode, again) {
+function modeChoice(firings, places, mode, again) {
   const counts = new Map();
-  for (const at of all) for (const one of firings.modes[at]) counts.set(one, (counts.get(one) ?? 0) + 1);
+  for (const at of places) for (const one of firings.modes[at]) counts.set(one, (counts.get(one) ?? 0) + 1);
   if (mode !== null && !counts.has(mode)) counts.set(mode, 0);
   const ordered = [...counts].sort((a, b) => b[1] - a[1]);
   const control = el("select", { id: "by-mode", "aria-label": "Firings by mode", onchange: () => again({ mode: control.value === "" ? null : Number(control.value) }) });

@@ -41,6 +41,7 @@ function limitsNotice() {
 function headTitle(place) {
   const layer = heads.layer[place];
   const tags = behaviours(place).map((name) => el("span", { class: "tag", "data-tip": index.help[name] }, `${BEHAVES[name]} ${hundredths(heads[name][place])}`));
+  if (index.about.basis === "offset") tags.push(el("span", { class: "tag", "data-tip": index.help.basis }, "basis by offset"));
   return el(
     "div",
     { class: "title" },
@@ -93,9 +94,9 @@ function modesPanel(detail, choose) {
         mode.degenerate ? el("small", { "data-tip": index.help.rank }, "degenerate") : null,
       ),
       el("td", { class: "share" }, el("span", {}, percent(mode.share)), el("div", { class: "track" }, el("i", { "width%": percentOf(mode.share / largest) })), el("small", {}, alongText(mode))),
-      el("td", { class: "side", "data-tip": nearTip(mode.query) }, ...mode.query.slice(0, NEAR_SHOWN).map(([token]) => pill(vocab[token]))),
+      nearCell(mode.query),
       el("td", { class: "arrow", "aria-hidden": "true" }, "→"),
-      el("td", { class: "side", "data-tip": nearTip(mode.key) }, ...mode.key.slice(0, NEAR_SHOWN).map(([token]) => pill(vocab[token]))),
+      nearCell(mode.key),
     );
   const column = (label, explanation = null) => el("th", { scope: "col" }, label, explanation);
   const table = el(
@@ -107,9 +108,11 @@ function modesPanel(detail, choose) {
   return panel("Modes that carry the contributions", help("modes"), el("div", { class: "wide-table" }, table));
 }
 
-/** All nearest tokens of one side with their cosines. */
-function nearTip(tokens) {
-  return tokens.map(([token, cosine]) => `${quoted(vocab[token])} ${signed(cosine, hundredths)}`).join("\n") || null;
+/** The nearest tokens of one side, all of them with their cosines in the tip; the reason where there are none. */
+function nearCell(tokens) {
+  if (!tokens.length) return el("td", { class: "side nothing" }, index.about.basis === "offset" ? "differs with the offset" : "no token nearer than chance");
+  const said = tokens.map(([token, cosine]) => `${quoted(vocab[token])} ${signed(cosine, hundredths)}`).join("\n");
+  return el("td", { class: "side", "data-tip": said }, ...tokens.slice(0, NEAR_SHOWN).map(([token]) => pill(vocab[token])));
 }
 
 function alongText({ n, along }) {
@@ -134,7 +137,7 @@ function controlsPanel(place, detail) {
       {},
       el("th", { scope: "row", "data-tip": index.help[`control ${control.control}`] ?? null }, control.control),
       el("td", {}, hundredths(control.sparsity)),
-      el("td", {}, `${signed(control.effect, hundredths)} (${hundredths(control.low)} to ${hundredths(control.high)})`),
+      el("td", {}, `${change(control.effect)} (${hundredths(control.low)} to ${hundredths(control.high)})`),
       el("td", {}, chance(control.q)),
       el("td", {}, number(control.n_recon)),
     );

@@ -11,6 +11,9 @@ const verdictOf = (place) => index.verdicts[heads.verdict[place]];
 /** Two decimals, for S and its like. */
 const hundredths = (value) => (value === null ? MISSING : value.toFixed(2).replace(/^-0\.00$/, "0.00").replace("-", MINUS));
 
+/** A difference of such numbers, with its sign. */
+const change = (value) => (value !== null && Math.abs(value) < 0.005 ? "±0.00" : signed(value, hundredths));
+
 /** Spectrum, controls, modes and firings of one head. */
 async function headDetail(place) {
   const packed = await part("heads", Math.floor(place / index.headsPerPart));
@@ -35,7 +38,7 @@ async function layerDetail(layer) {
 const MEASURES = {
   sparsity: { label: "S, mean", write: hundredths, up: true },
   ...Object.fromEntries(controlNames.map((name) => [`under_${name}`, { label: `S under ${name}`, write: hundredths, up: true }])),
-  ...Object.fromEntries(controlNames.map((name) => [`effect_${name}`, { label: `S under ${name}, less S`, write: (value) => signed(value, hundredths) }])),
+  ...Object.fromEntries(controlNames.map((name) => [`effect_${name}`, { label: `S under ${name}, less S`, write: change }])),
   n_recon: { label: "N_recon, median", write: number, up: true },
   cancellation: { label: "Cancellation, median", write: number, up: true, log: true },
   largest_rank: { label: "Largest mode’s place", write: percent },
