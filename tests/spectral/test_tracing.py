@@ -8,6 +8,7 @@ import torch
 
 from clearhead.errors import ClearheadError
 from clearhead.model import Model
+from clearhead.spectral import tracing
 from clearhead.spectral.signals import SIDES, Firing, threshold
 from clearhead.spectral.tracing import (
     NothingToTraceError,
@@ -102,7 +103,7 @@ def test_every_firing_is_traced_once_and_only_firings_are(traced):
     assert len(found.level) > len(found.seeds)
     assert set(found.signals) == {(firing, side) for firing in found.level for side in SIDES}
     assert all(attention(stream, firing) >= threshold(firing.query + 1) for firing in found.level)
-    assert max(found.level.values()) == 2
+    assert max(found.level.values()) == 2 and found.unexplained == []
     for link in found.links:
         if link.source.kind == "edge":
             source, level = firing_named(link.source), found.level[link.firing]
@@ -172,6 +173,23 @@ def test_a_planted_circuit_is_found():
     assert found.signals[firing, "key"].modes == [0]
     assert found.difference is None and found.carried == {}
     assert not any(unit.kind == "logit" for unit in found.graph.units)
+
+
+def test_nothing_is_followed_from_a_side_that_cannot_be_silenced(monkeypatch):
+    stream = stream_of("gpt2_deep")
+    whole = trace(stream, target_of(stream), depth=1)
+    deaf = whole.seeds[0].firing
+    right = tracing.strip
+
+    def strip(attribution):
+        below = -1.0 if (attribution.firing, attribution.side) == (deaf, "query") else None
+        return right(attribution, below=below)
+
+    monkeypatch.setattr(tracing, "strip", strip)
+    found = trace(stream, target_of(stream), depth=1)
+    assert found.unexplained == [(deaf, "query")] and not found.signals[deaf, "query"].testable
+    assert found.signals[deaf, "query"].mask.sum() > whole.signals[deaf, "query"].mask.sum()
+    assert found.links == [link for link in whole.links if (link.firing, link.side) != (deaf, "query")]
 
 
 def test_units_say_what_kind_of_component_wrote(traced):

@@ -53,7 +53,7 @@ class Findings:
     effects: list[tuple[int, Effect]] = field(default_factory=list)
     left_out: Counter[str] = field(default_factory=Counter)
     untested: int = 0
-    """Sides of firings without a signal, or whose signal leaves no mode to compare with."""
+    """Sides of firings that are unexplained, or whose signal leaves no mode to compare with."""
     seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(("forward", "trace", "interventions"), 0.0))
     """CPU time."""
 
@@ -139,7 +139,7 @@ class _Clock:
 def _summary(config: SpectralTrace, items: Task, found: Findings, summaries: list[Summary]) -> dict[str, Any]:
     """The numbers of the run; means are over traced prompts."""
     traces = list(found.traces.values())
-    signals = [signal for traced in traces for signal in traced.signals.values()]
+    signals = [signal for traced in traces for signal in traced.signals.values() if signal.found]
     links = [link for traced in traces for link in traced.links]
     differences = [traced.difference for traced in traces if traced.difference is not None]
     return {
@@ -156,7 +156,7 @@ def _summary(config: SpectralTrace, items: Task, found: Findings, summaries: lis
         "firings": _mean([len(traced.level) for traced in traces]),
         "units": _mean([len(traced.graph.units) for traced in traces]),
         "edges": _mean([len(traced.graph) for traced in traces]),
-        "unexplained_firings": sum(len(traced.unexplained) for traced in traces),
+        "unexplained_sides": sum(len(traced.unexplained) for traced in traces),
         "sources_per_side": _mean([len(signal.components) for signal in signals]),
         "modes_per_side": _mean([len(signal.modes) for signal in signals]),
         "links_of_a_single_mode": _mean([len(link.drops) == 1 for link in links]),

@@ -304,8 +304,8 @@ class Signal:
 
     @property
     def testable(self) -> bool:
-        """Whether something was found, and modes are left to compare it with."""
-        return 0 < len(self.modes) < self.mask.shape[1]
+        """Whether it silences the firing, and modes are left to compare it with."""
+        return self.found and 0 < len(self.modes) < self.mask.shape[1]
 
 
 def strip(attribution: Attribution, *, below: float | None = None) -> Signal:

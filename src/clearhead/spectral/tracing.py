@@ -4,14 +4,15 @@
           → those that are firings themselves (a head at a source token with at least τ of its attention) → again
 
 until nothing fires, or `depth` levels are traced. A firing is traced once, whatever it is reached from: it is known by
-(layer, head, query, key). The result is a `Graph` of units bound to tokens,
+(layer, head, query, key). A side that still fires without everything that speaks for it is `unexplained`, and nothing
+is followed from it: its thousands of triples say no more than that. The result is a `Graph` of units bound to tokens,
 
     component → mode.l.h.m@t → edge.l.h.k@q → … → logit.v@t
 
 where the component is `edge.…@t` (a head's write from a source token where it fires), `head.…@t` (its writes from all
 tokens where it does not), `mlp.…@t`, `bias.…@t` (an output bias), `embedding.v@t`, or `bias.…` without a token: what
 the reading head adds itself. Weights into modes and edges are drops in attention, so that what enters a mode leaves it,
-and what enters an edge is the attention it lost on both sides; weights into a logit are logits.
+and what enters an edge is the attention it lost on its explained sides; weights into a logit are logits.
 
 Seeds: the writes at the last token through the frozen final norm onto W_U[answers] − W_U[wrong], before any soft-cap;
 firings carry the seed, largest first, until their sum reaches the logit difference (ACC). Without wrong answers the
@@ -117,9 +118,9 @@ class Trace:
     """Its share by kind of component, in logits, and `constant` for the unembedding's bias."""
 
     @property
-    def unexplained(self) -> list[Firing]:
-        """Firings that still fire without everything that speaks for one of their sides."""
-        return list(dict.fromkeys(firing for (firing, _), signal in self.signals.items() if not signal.found))
+    def unexplained(self) -> list[tuple[Firing, Side]]:
+        """Sides that still fire without everything that speaks for them; the graph has nothing upstream of these."""
+        return [side for side, signal in self.signals.items() if not signal.found]
 
 
 def logit_writes(stream: Stream, target: Target) -> tuple[list[Component], Float[Tensor, " c"], float]:
@@ -199,8 +200,8 @@ def trace(stream: Stream, start: Target | Sequence[Firing], *, depth: int = DEPT
         if level[firing] >= depth:
             continue
         for side in SIDES:
-            signals[firing, side] = strip(attribute(stream, firing, side))
-            found = links_of(stream, signals[firing, side])
+            signal = signals[firing, side] = strip(attribute(stream, firing, side))
+            found = links_of(stream, signal) if signal.found else []
             links += found
             for upstream in (firing_named(link.source) for link in found if link.source.kind == "edge"):
                 if upstream not in level:
