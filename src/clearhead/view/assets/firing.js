@@ -33,9 +33,9 @@ function fillFiring(state) {
   }
   line.replaceChildren(svg("svg", { class: "arcs", "aria-hidden": "true" }));
   const span = (position) => {
-    const kind = position === query ? "query" : position === key ? "key" : "";
+    const kind = [position === query && "query", position === key && "key"].filter(Boolean).join(" ");
     const made = wordSpan(position, vocab[text.tokens[position]], kind);
-    if (kind) made.dataset.tip = `${kind}, position ${position}`;
+    if (kind) made.dataset.tip = `${kind.replace(" ", " and ")}, position ${position}`;
     return made;
   };
   const open = () => {

@@ -60,6 +60,7 @@ function headFigures(place, detail) {
   const gauge = detail.controls[0];
   const beside = (name) => (gauge ? `${gauge.control} ${name === "sparsity" ? hundredths(gauge[name]) : number(gauge[name])}` : "");
   const sinks = heads.n_sink[place];
+  const short = (value) => number(Number(value.toPrecision(2)));
   const entries = [
     ["sparsity", "S", hundredths(heads.sparsity[place]), beside("sparsity")],
     ["n_recon", "N_recon", number(heads.n_recon[place]), beside("n_recon")],
@@ -67,7 +68,7 @@ function headFigures(place, detail) {
     ["largest_rank", "Largest mode", percent(heads.largest_rank[place]), nearMode(place)],
     ["firings", "Firings", number(heads.n_firings[place]), sinks ? `+ ${number(sinks)} on first` : ""],
     ["rank", "Rank", number(heads.rank[place]), heads.degenerate[place] ? `${number(heads.degenerate[place])} degenerate` : `of ${heads.width[place]}`],
-    ["energy", "Energy", `${number(heads.energy_query[place])}, ${number(heads.energy_key[place])}`, "query, key"],
+    ["energy", "Energy", `${short(heads.energy_query[place])}, ${short(heads.energy_key[place])}`, "query, key"],
   ];
   return el("div", { class: "figures" }, ...entries.map(([name, label, value, small]) => bigNumber(label, value, help(name, label), small)));
 }
