@@ -85,8 +85,9 @@ def _unlearnt(setting: ToySetting, m: Measures) -> str:
     if not bool(late.any()):
         return ""
     return (
-        f"The logit of {int(late.sum())} not aligned is below {LEARNT} of the target: {setting.steps} steps at "
-        f"an attention weight of {setting.attention_weight:g} were not enough; raise --steps or --attention-weight."
+        f"Of the pairs that are not aligned, {int(late.sum())} have a logit below {LEARNT} of the target: "
+        f"{setting.steps} steps at an attention weight of {setting.attention_weight:g} were too little; raise --steps "
+        f"or --attention-weight."
     )
 
 
@@ -97,7 +98,7 @@ def _narrow(setting: ToySetting, m: Measures) -> str:
     listed = ", ".join(f"{pair} ({float(m.aligned[pair]):.2f})" for pair in without)
     return (
         f"The head is narrower than the number of pairs ({setting.head_width} < {setting.pairs}): pairs {listed} have "
-        f"no mode of their own; in brackets their cosine with the mode they share most."
+        f"no mode of their own; in brackets the smaller cosine with the mode they share most."
     )
 
 
