@@ -91,7 +91,7 @@ def unwhiten(covariance: Float[Tensor, "d d"], directions: Float[Tensor, "d k"])
     """Features recovered from singular vectors: Σ u, each column of unit length.
 
     Σ is X Xᵀ where the features are known, and the *centred* covariance of the head's inputs where they are not: the
-    uncentred second moment of non-negative features is mostly their mean, and pulls every direction there.
+    uncentred second moment of non-negative features is mostly their mean, and pulls query directions towards it.
     Exact for one pair. Several pairs that are not orthogonal come back as a mixture (see ica.py).
     """
     recovered = covariance.double() @ directions.double()
