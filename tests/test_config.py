@@ -11,9 +11,10 @@ from clearhead.errors import ClearheadError, CorruptFileError, UnknownNameError
 
 
 def example(cls):
+    """The verb with its required fields filled in."""
+    examples = {"run": Path("runs/x"), "head": 0, "checkpoints": "runs/x"}
     required = [field.name for field in dataclasses.fields(cls) if field.default is dataclasses.MISSING]
-    assert required in ([], ["run"])
-    return cls(**dict.fromkeys(required, Path("runs/x")))
+    return cls(**{name: examples[name] for name in required})
 
 
 @pytest.mark.parametrize("cls", VERBS.values(), ids=VERBS.keys())

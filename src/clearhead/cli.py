@@ -6,6 +6,7 @@ Exit status: 0 done, 2 an error of input (its message is on stderr), 130 interru
 """
 
 import dataclasses
+import difflib
 import importlib
 import sys
 from collections.abc import Sequence
@@ -77,8 +78,13 @@ def find_verb(args: Sequence[str]) -> tuple[type[Verb] | None, list[str]]:
     group = [verb for verb in VERBS if verb.startswith(f"{args[0]} ")]
     if group and (len(args) == 1 or args[1] in ("-h", "--help")):
         return None, []
-    given = " ".join(args[:2]) if group else args[0]
+    given = " ".join(args[:2]) if group else max(" ".join(args[:2]), args[0], key=_likeness)
     raise UnknownNameError("verb", given, group or VERBS, "See `clearhead --help`.")
+
+
+def _likeness(words: str) -> float:
+    """How much `words` look like the verb they look most like."""
+    return max(difflib.SequenceMatcher(None, words, verb).ratio() for verb in VERBS)
 
 
 def parse(cls: type[Verb], args: list[str]) -> tuple[Verb, bool]:

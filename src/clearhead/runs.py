@@ -53,15 +53,15 @@ def written_aside(path: Path) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def progress(
-    what: str, total: int, unit: str = "tokens", *, done: int = 0, every: float = 10.0, shown: bool = True
+    what: str, total: int, unit: str = "tokens", *, done: int = 0, every: float = 10.0, quiet: bool = False
 ) -> Iterator[Callable[[int], object]]:
     """Show work on stderr with its rate and time left; the block calls the yielded `advance(n)` as it proceeds.
 
     A terminal gets a bar; anything else (a log file, CI) gets a line at most every `every` seconds and one at the end.
-    `done` is what an earlier process had finished and does not count towards the rate. `shown=False` is for work inside
-    work that shows its own.
+    `done` is what an earlier process had finished and does not count towards the rate. `quiet` is for work inside work
+    that shows its own.
     """
-    if not shown:
+    if quiet:
         yield lambda _: None
         return
     if sys.stderr.isatty():

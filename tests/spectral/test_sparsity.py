@@ -125,6 +125,6 @@ def test_streamed_relative_sparsity_equals_the_loop(window, monkeypatch):
     found, mean = relative_sparsity(A, B, window), visible_mean(B, window)
     for i in range(7):
         for j in range(7):
-            seen = 0 < i and j <= i and (window is None or j > i - window)
+            seen = i > 0 and j <= i and (window is None or j > i - window)
             expected = rolls_tovee(A[:, i] * (B[:, j] - mean[:, i])) if seen else torch.zeros(2)
             assert torch.allclose(found[:, i, j], expected.double(), rtol=0, atol=1e-14)

@@ -177,7 +177,7 @@ TABLES: dict[str, tuple[Column, ...]] = {
 }
 """Columns of each table, in order."""
 
-SINCE = dict.fromkeys(("prompts", "spectra", "controls", "firings", "modes", "shared_modes"), 2)
+SINCE: dict[str, int] = dict.fromkeys(("prompts", "spectra", "controls", "firings", "modes", "shared_modes"), 2)
 """The schema version that brought a table, where not the first; an older atlas reads as if the table were empty."""
 
 

@@ -126,8 +126,8 @@ def _across(toys: Sequence[Watched]) -> dict[str, Any]:
         "pairs with both cosines ≥ 0.999": f"{int((aligned >= 0.999).sum())} of {pairs}",
         "pairs with both cosines ≥ 0.98": f"{int((aligned >= 0.98).sum())} of {pairs}",
         "smallest cosine, query and key": [
-            float(min(m.query.min() for m in ends)),
-            float(min(m.key.min() for m in ends)),
+            f"{min(float(cosines.min()) for cosines in side):.4f}"
+            for side in ([m.query for m in ends], [m.key for m in ends])
         ],
         "largest overlap": float(max(m.overlap.max() for m in ends)),
         "largest error of a logit": max(m.error for m in ends),

@@ -77,7 +77,7 @@ class BenchZPattern(Verb):
 
 @dataclass(frozen=True, kw_only=True)
 class BenchSpectral(Verb):
-    """Time the decomposition of every head, and the census of firings against the forward passes it needs."""
+    """Time the decomposition of every head, and a census against its forward passes."""
 
     verb: ClassVar[str] = "bench spectral"
 

@@ -13,7 +13,7 @@ TRAINED_VOCABULARY = 1024
 
 @dataclass(frozen=True, kw_only=True)
 class Pretrain(Verb):
-    """Train a small language model from scratch, keeping models along the way, to watch its attention form."""
+    """Train a small language model from scratch, keeping models along the way."""
 
     verb: ClassVar[str] = "pretrain"
 

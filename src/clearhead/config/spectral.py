@@ -52,7 +52,7 @@ class ToySetting:
 
 @dataclass(frozen=True, kw_only=True)
 class SpectralToy(Verb):
-    """Train the toy model: do a head's singular vectors align with the features it was trained to attend to?"""
+    """Train the toy model: do singular vectors align with the features a head is trained on?"""
 
     verb: ClassVar[str] = "spectral toy"
 
@@ -71,8 +71,7 @@ class SpectralToy(Verb):
     density: float | None = None
     """Probability that a feature is present in a token. Derived: 0.2 for one pair, else 0.4."""
     attention_weight: float | None = None
-    """Weight λ of the attention loss beside the reconstruction; 0 trains no head. Derived: 100 for one pair, else 1000;
-    three times that where targets fall with distance."""
+    """Weight λ of the attention loss; 0 trains no head. Derived: 100, 1000 for several pairs, threefold for nearby."""
     rope: Rope = "off"
     """Rotary positions: off; constant, the same target at every distance; nearby, a target that falls with distance."""
     steps: int | None = None

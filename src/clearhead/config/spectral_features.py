@@ -11,7 +11,7 @@ Shrinkage = Literal["ledoit-wolf", "ridge", "none"]
 
 @dataclass(frozen=True, kw_only=True)
 class SpectralFeatures(OfModel):
-    """Recover the feature pairs that one head compares: its singular vectors, unwhitened by the inputs of a text."""
+    """Recover the feature pairs that one head compares: its singular vectors, unwhitened."""
 
     verb: ClassVar[str] = "spectral features"
 

@@ -65,7 +65,7 @@ class OfTexts(Verb):
 
 @dataclass(frozen=True, kw_only=True)
 class SpectralRun(OfTexts):
-    """Decompose where every head looks into singular modes, with controls, verdicts and a page; trains nothing."""
+    """Split where every head looks into singular modes, with controls, verdicts and a page."""
 
     verb: ClassVar[str] = "spectral run"
 

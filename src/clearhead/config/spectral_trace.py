@@ -10,7 +10,7 @@ from clearhead.errors import ClearheadError
 
 @dataclass(frozen=True, kw_only=True)
 class SpectralTrace(Verb):
-    """Trace an answer, or one place where a head looks, back to who wrote the signal for it; then take it away."""
+    """Trace an answer, or one firing of a head, back to who wrote its signal; then remove it."""
 
     verb: ClassVar[str] = "spectral trace"
 

@@ -1,7 +1,7 @@
 """A task: prompts whose answer shows whether a model has a behaviour, and what the model makes of them.
 
     behaviour = task("ioi", model, n=128, seed=0)
-    print(measure(model, behaviour).accuracy)
+    measure(model, behaviour).accuracy
 
 The measure of one prompt is the logit difference at its last token,
 

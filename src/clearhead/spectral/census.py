@@ -78,9 +78,9 @@ def take_census(
     basis: Basis = "fixed",
     keep: int = KEEP,
     seed: int = 0,
-    shown: bool = True,
+    quiet: bool = False,
 ) -> Census:
-    """The census of `layers` (default: all with attention) over the texts; `shown` shows its progress.
+    """The census of `layers` (default: all with attention) over the texts; `quiet` hides its progress.
 
     Raises `ClearheadError` where no layer can be decomposed, for a threshold below 0.5 (two keys could pass it) or not
     below 1, and where attention rebuilt from the modes is not the model's own.
@@ -89,7 +89,7 @@ def take_census(
         raise ClearheadError(
             f"threshold {threshold}: give a share of attention from 0.5 (one key can exceed it) to below 1"
         )
-    spent = dict.fromkeys(("decomposition", "forward", "statistics"), 0.0)
+    spent: dict[str, float] = {"decomposition": 0.0, "forward": 0.0, "statistics": 0.0}
     with _timed(spent, "decomposition"):
         modes, refused = decompose_layers(model, model.attention_layers if layers is None else layers)
     if basis == "offset" and all(one.geometry.rope is None for one in modes.values()):
@@ -100,7 +100,7 @@ def take_census(
     sums = {layer: _Sums.empty(modes[layer]) for layer in modes}
     generator = torch.Generator().manual_seed(seed)
     first = True
-    with progress("census", prompts.n_tokens, shown=shown) as advance:
+    with progress("census", prompts.n_tokens, quiet=quiet) as advance:
         for numbers, tokens in prompts.batches(model):
             with _timed(spent, "forward"):
                 sites = read_sites(model, list(modes), tokens)

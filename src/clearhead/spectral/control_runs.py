@@ -72,16 +72,16 @@ def sides_of_firings(
     firings: Mapping[int, Firings],
     prompts: Prompts,
     basis: Basis,
-    shown: bool = True,
+    quiet: bool = False,
 ) -> Iterator[tuple[int, Int[Tensor, " n"], Sides]]:
     """Layer, indices of firings and sides, as `model` has them at firings that were found in another model."""
-    with progress(f"{model.name} at given pairs", prompts.n_tokens, shown=shown) as advance:
+    with progress(f"{model.name} at given pairs", prompts.n_tokens, quiet=quiet) as advance:
         for numbers, tokens in prompts.batches(model):
             for layer, (q, k) in read_queries_and_keys(model, list(modes), tokens).items():
                 for chosen, row in _in_batch(firings[layer], numbers):
                     some = firings[layer].where(chosen)
-                    places = (part.to(q.device) for part in (row, some.head, some.query, some.key))
-                    yield layer, chosen, query_and_key_sides(modes[layer], q, k, *places, basis)
+                    row, head, query, key = (part.to(q.device) for part in (row, some.head, some.query, some.key))
+                    yield layer, chosen, query_and_key_sides(modes[layer], q, k, row, head, query, key, basis)
             advance(tokens.numel())
 
 

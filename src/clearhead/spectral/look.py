@@ -1,8 +1,8 @@
-r"""One text, every head: where it looks, and which few modes make it look there. The spectral lens in three lines:
+"""One text, every head: where it looks, and which few modes make it look there. The spectral lens in three lines:
 
     model = Model.load("smollm2")
     seen = look(model, "When Mary and John went to the store, John gave a drink to")
-    print(*seen.firings(query=-1), sep="\n")
+    seen.firings(query=-1)
 
 Without controls: those need many firings, and `clearhead spectral run` measures them.
 """

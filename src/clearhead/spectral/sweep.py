@@ -17,6 +17,7 @@ from pathlib import Path
 
 import torch
 
+from clearhead.config import Dtype
 from clearhead.errors import ClearheadError
 from clearhead.model.access import Model
 from clearhead.runs import progress
@@ -104,7 +105,7 @@ def sweep(
     threshold: float,
     basis: Basis,
     seed: int,
-    dtype: str,
+    dtype: Dtype,
     device: str,
 ) -> Iterator[list[SweepRow]]:
     """The rows of each checkpoint, in order; `last` is the last of them, loaded, whose firings are followed."""
@@ -122,7 +123,7 @@ def sweep(
             advance(1)
 
 
-def load(checkpoint: Checkpoint, dtype: str, device: str) -> Model:
+def load(checkpoint: Checkpoint, dtype: Dtype, device: str) -> Model:
     """The model of a checkpoint."""
     return Model.load(checkpoint.source, revision=checkpoint.revision, dtype=dtype, device=device)
 
@@ -138,7 +139,7 @@ def measure_checkpoint(
         threshold=threshold,
         basis=followed.basis,
         seed=seed,
-        shown=False,
+        quiet=True,
     )
     moved = _at_pairs(model, prompts, own, followed)
     generator = torch.Generator().manual_seed(seed)
@@ -157,7 +158,7 @@ def _at_pairs(model: Model, prompts: Prompts, own: Census, followed: Census) -> 
     for layer, one in firings.items():
         A, D, S = (torch.zeros_like(one.A) for _ in range(3))
         moved[layer] = one.moved(A, D, S)
-    for layer, chosen, sides in sides_of_firings(model, modes, firings, prompts, followed.basis, shown=False):
+    for layer, chosen, sides in sides_of_firings(model, modes, firings, prompts, followed.basis, quiet=True):
         one = moved[layer]
         one.A[chosen], one.D[chosen], one.S[chosen] = sides.A.cpu(), sides.D.cpu(), sides.S.cpu()
     return moved

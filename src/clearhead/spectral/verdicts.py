@@ -31,7 +31,7 @@ Verdict = Literal[
     "sparse but cancelling",
     "sparse, separated",
 ]
-VERDICTS: tuple[str, ...] = get_args(Verdict)
+VERDICTS: tuple[Verdict, ...] = get_args(Verdict)
 
 SINK_SHARE = 0.95
 LOW_ENERGY = 0.01
