@@ -7,7 +7,7 @@ With unit features w, modes (u_k, σ_k, v_k) of Ω, and pairs of a query feature
     matched      |cosines| after the assignment of modes to pairs with the largest Σ |u · w_q| |v · w_p| (Hungarian)
     ratio        σ |w_q| |w_p| / T                   of the matched mode, W not normalised: 1 where the logit is right
     overlap      largest |w · w'| of the pair's two features with any other feature in use
-    error        largest |Wᵀ Ω_Δ W − g_Δ T| over all features and distances (Merr)
+    error        largest |W Ω_Δ Wᵀ − g_Δ T| over all features and distances (Merr)
     together     how many neighbouring modes lie within 20 · error of each other, this one included: they rotate into
                  each other (Davis and Kahan), and only `contained` says something. 1: stands apart
 

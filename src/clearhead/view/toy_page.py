@@ -28,7 +28,7 @@ HELP: dict[str, str] = {
     "key": "|v · w|: cosine of the mode's right singular vector with the pair's key feature.",
     "ratio": "σ |w_q| |w_p| / T: the logit that the head gives the pair, as a share of its target.",
     "overlap": "Largest |cosine| of the pair's two features with any other feature in use. 0 is orthogonal.",
-    "error": "Merr: largest |Wᵀ Ω W − T| over all pairs of features (and distances, with rotary positions).",
+    "error": "Merr: largest |W Ω Wᵀ − T| over all pairs of features (and distances, with rotary positions).",
     "others_dim": "tr(G)² / tr(G²) of the features that are not attended to: how many dimensions they spread over.",
     "sparsity": (
         "Rolls and Tovee's S of the contributions of singular modes to the relative logit of target keys: 1/r for one "
@@ -38,8 +38,8 @@ HELP: dict[str, str] = {
     "together": "Modes whose singular values lie within 20 times the error: only their span means something.",
     "contained": "Length of the pair's features inside the span of the leading modes, one mode per pair.",
     "spectrum": "Trained singular values fall on target / (|w_q| |w_p|); beyond the pairs nothing is left.",
-    "cosines_query": "|Uᵀ W|: left singular vectors in rows, features in columns, those of queries first.",
-    "cosines_key": "|Vᵀ W|: right singular vectors in rows, features in columns. Key features follow those of queries.",
+    "cosines_query": "|u · w|: left singular vectors in rows, features in columns, those of queries first.",
+    "cosines_key": "|v · w|: right singular vectors in rows, features in columns. Key features follow those of queries.",
     "arrangement": "|cosines| between features. The attended ones come first: orthogonal where a head pays for it.",
     "arrangement_without": "The same seed without a head: the autoencoder alone leaves all features in superposition.",
     "dynamics": (
