@@ -39,7 +39,7 @@ HELP: dict[str, str] = {
     "contained": "Length of the pair's features inside the span of the leading modes, one mode per pair.",
     "spectrum": "Trained singular values fall on target / (|w_q| |w_p|); beyond the pairs nothing is left.",
     "cosines_query": "|u · w|: left singular vectors in rows, features in columns, those of queries first.",
-    "cosines_key": "|v · w|: right singular vectors in rows, features in columns. Key features follow those of queries.",
+    "cosines_key": "|v · w|: right singular vectors in rows, features in columns, those of keys second.",
     "arrangement": "|cosines| between features. The attended ones come first: orthogonal where a head pays for it.",
     "arrangement_without": "The same seed without a head: the autoencoder alone leaves all features in superposition.",
     "dynamics": (
