@@ -85,6 +85,7 @@ def summarise(rows: list[SweepRow], checkpoints: str, source: str) -> dict[str, 
             "sparsity_first": values[0],
             "sparsity_last": values[-1],
             "gauge_last": own[-1].gauge_sparsity,
+            "span_last": own[-1].span_sparsity,
             "n_recon_first": own[0].n_recon,
             "n_recon_last": own[-1].n_recon,
             "steepest_fall_between_steps": [own[steepest].step, own[steepest + 1].step],
@@ -98,6 +99,6 @@ def _shown(row: SweepRow) -> str:
     if row.sparsity is None:
         return "does not fire in the last checkpoint"
     return (
-        f"S {row.sparsity:.3f} (rotated {row.gauge_sparsity:.3f}), N_recon {row.n_recon:.0f} (rotated "
+        f"S {row.sparsity:.3f} (rotated {row.gauge_sparsity:.3f}, spans {row.span_sparsity:.3f}), N_recon {row.n_recon:.0f} (rotated "
         f"{row.gauge_n_recon:.0f}), {row.n_firings} firings, induction {row.induction:.2f}, previous {row.previous:.2f}"
     )

@@ -4,10 +4,12 @@ Heads of an untrained model do not fire, so a sweep that measured each checkpoin
 places. Here the last checkpoint says where its heads look; every checkpoint is asked about those very pairs:
 
     for the pairs (head, text, query, key) that fire in the last checkpoint:
-        S, N_recon, cancellation of the relative contributions at this checkpoint, and S in rotated bases (gauge)
+        S, N_recon, cancellation of the relative contributions at this checkpoint, S in rotated bases (gauge), and S
+        with the directions rotated within what the head reads (span)
 
 with the checkpoint's own behaviour scores and number of firings beside them. S falls where training makes few modes
-carry the choice of a key; rotated bases say how much of a fall any basis would show (SVF, 2602.13524, figures 7, 8).
+carry the choice of a key. Rotated bases say how much of a fall any basis would show (SVF, 2602.13524, figures 7, 8);
+the span control says how much of it is only that a few singular values grow first.
 """
 
 import re
@@ -23,7 +25,7 @@ from clearhead.model.access import Model
 from clearhead.runs import progress
 from clearhead.spectral.census import Census, LayerCensus, take_census
 from clearhead.spectral.control_runs import sides_of_firings
-from clearhead.spectral.controls import RECON_DRAWS, compare, gauge, random_rotations
+from clearhead.spectral.controls import RECON_DRAWS, compare, gauge, random_rotations, span
 from clearhead.spectral.firings import Basis, Firings, Prompts
 from clearhead.spectral.sparsity import cancellation, n_recon, rolls_tovee
 
@@ -54,6 +56,8 @@ class SweepRow:
     cancellation: float | None
     gauge_sparsity: float | None
     gauge_n_recon: float | None
+    span_sparsity: float | None
+    """S with the directions rotated within what the head reads: what its singular values alone make of it."""
     n_firings: int
     """Firings of this checkpoint itself, sinks left out."""
     previous: float
@@ -167,18 +171,23 @@ def _at_pairs(model: Model, prompts: Prompts, own: Census, followed: Census) -> 
 def _row(step: int, layer: int, head: int, firings: Firings, own: LayerCensus, generator: torch.Generator) -> SweepRow:
     n, rank = len(firings), int(own.modes.svd.rank[head])
     numbers: dict[str, float | None] = dict.fromkeys(
-        ("sparsity", "n_recon", "cancellation", "gauge_sparsity", "gauge_n_recon")
+        ("sparsity", "n_recon", "cancellation", "gauge_sparsity", "gauge_n_recon", "span_sparsity")
     )
     if n and rank:
         c = firings.contributions[:, :rank]
-        draw = gauge(firings.A[:, :rank], firings.D[:, :rank], random_rotations(RECON_DRAWS, rank, generator))
-        rotated = compare("gauge", draw, RECON_DRAWS, c, firings.prompt, generator)
+        A, D, S = (part[:, :rank] for part in (firings.A, firings.D, firings.S))
+        rotations = random_rotations(RECON_DRAWS, rank, generator)
+        rotated, turned = (
+            compare(name, draw, RECON_DRAWS, c, firings.prompt, generator)
+            for name, draw in (("gauge", gauge(A, D, rotations)), ("span", span(A, D, S, rotations)))
+        )
         numbers = {
             "sparsity": float(rolls_tovee(c).double().mean()),
             "n_recon": float(n_recon(c).double().quantile(0.5)),
             "cancellation": float(cancellation(c).double().quantile(0.5)),
             "gauge_sparsity": rotated.sparsity,
             "gauge_n_recon": rotated.n_recon,
+            "span_sparsity": turned.sparsity,
         }
     behaviour = {name: float(values[head]) for name, values in own.behaviour.items()}
     return SweepRow(step, layer, head, n, n_firings=int(own.n_firings[head]), **numbers, **behaviour)

@@ -31,12 +31,20 @@ def over_training(steps: Sequence[int], curves: Mapping[str, Sequence[float | No
     return _by_step(figure, y, legend=len(curves) <= 24)
 
 
-def sparsity(steps: Sequence[int], own: Sequence[float | None], rotated: Sequence[float | None]) -> go.Figure:
-    """S of one head over training, in its own modes and in rotated bases."""
+def sparsity(
+    steps: Sequence[int],
+    own: Sequence[float | None],
+    rotated: Sequence[float | None],
+    spans: Sequence[float | None],
+) -> go.Figure:
+    """S of one head over training: in its own modes, in rotated bases, and with directions rotated in their spans."""
     figure = go.Figure()
     figure.add_scatter(x=_places(steps), y=list(own), name="own modes", mode="lines+markers", line={"color": BLUE})
     figure.add_scatter(
         x=_places(steps), y=list(rotated), name="rotated bases", mode="lines", line={"color": AMBER, "dash": "dash"}
+    )
+    figure.add_scatter(
+        x=_places(steps), y=list(spans), name="rotated spans", mode="lines", line={"color": TEAL, "dash": "dot"}
     )
     figure.add_hline(y=GAUSSIAN_PRODUCTS, line={"color": GREY, "dash": "dot", "width": 1})
     figure = _by_step(figure, "S", legend=True)

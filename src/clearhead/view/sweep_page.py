@@ -19,6 +19,7 @@ HELP: dict[str, str] = {
         "Rolls and Tovee's S of the relative contributions at the pairs that fire in the last checkpoint: 1/r when one "
         "mode decides, about 0.41 (dotted) for products of Gaussians, where untrained heads stand."
     ),
+    "span": "S with the directions rotated within what the head reads: what its singular values alone make of it.",
     "rotated": "S of the same scores with the head's modes rotated: how sparse any basis would look.",
     "n_recon": "Fewest modes whose contributions reach the relative score; median over the pairs.",
     "induction": "Attention to what followed the earlier copy of a token, on random tokens said twice.",
@@ -69,6 +70,7 @@ def _columns(heads: Mapping[str, Sequence[SweepRow]]) -> dict[str, list[Any]]:
             "first": _brief(first.sparsity),
             "last": _brief(last.sparsity),
             "rotated": _brief(last.gauge_sparsity),
+            "span": _brief(last.span_sparsity),
             "fall": _brief((first.sparsity or 0) - (last.sparsity or 0)) if known else None,
             "n_recon": last.n_recon,
             "rotated_n_recon": last.gauge_n_recon,
@@ -106,7 +108,11 @@ def _head(steps: Sequence[int], own: Sequence[SweepRow]) -> list[dict[str, Any]]
     ]
     if own[-1].sparsity is not None:
         charts = [
-            ("sparsity", "S over training", figures.sparsity(steps, column("sparsity"), column("gauge_sparsity"))),
+            (
+                "sparsity",
+                "S over training",
+                figures.sparsity(steps, *map(column, ("sparsity", "gauge_sparsity", "span_sparsity"))),
+            ),
             ("n_recon", "N_recon over training", figures.n_recon(steps, column("n_recon"), column("gauge_n_recon"))),
             *charts,
         ]

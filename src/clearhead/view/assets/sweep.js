@@ -72,6 +72,7 @@ async function showHead(place) {
         { class: "figures" },
         figure("sparsity", "S, last", thousandths(heads.last[place]), `first ${thousandths(heads.first[place])}`),
         figure("rotated", "S, rotated", thousandths(heads.rotated[place])),
+        figure("span", "S, rotated spans", thousandths(heads.span[place])),
         figure("n_recon", "N_recon", number(heads.n_recon[place]), `rotated ${number(heads.rotated_n_recon[place])}`),
         figure("induction", "Induction", thousandths(heads.induction[place])),
         figure("pairs", "Pairs", number(heads.pairs[place])),
