@@ -99,6 +99,7 @@ def _shown(row: SweepRow) -> str:
     if row.sparsity is None:
         return "does not fire in the last checkpoint"
     return (
-        f"S {row.sparsity:.3f} (rotated {row.gauge_sparsity:.3f}, spans {row.span_sparsity:.3f}), N_recon {row.n_recon:.0f} (rotated "
-        f"{row.gauge_n_recon:.0f}), {row.n_firings} firings, induction {row.induction:.2f}, previous {row.previous:.2f}"
+        f"S {row.sparsity:.3f} (rotated {row.gauge_sparsity:.3f}, spans {row.span_sparsity:.3f}), N_recon "
+        f"{row.n_recon:.0f} (rotated {row.gauge_n_recon:.0f}), {row.n_firings} firings, induction {row.induction:.2f}, "
+        f"previous {row.previous:.2f}"
     )
