@@ -132,7 +132,7 @@ def test_options_that_mean_nothing_are_refused(options, says):
         (["--answer", " and", "--wrong", " was"], "does not prefer the answer"),
         (["--answer", " antidisestablishment"], "an answer of several tokens"),
         (["--firing", "1.0.40.2"], "there is no firing"),
-        (["--firing", "1.0.19.0"], "take a stronger one"),
+        (["--firing", "1.2.17.1"], "take a stronger one"),
         (["--firing", "one"], "give layer.head.query.key"),
     ],
 )

@@ -6,8 +6,8 @@ wheel and GGUF are checked against the hashes below and converted once into the 
 weights: numbers measured on them are not those of the hub's SmolLM2-135M-Instruct, and `NOTE` says so wherever a
 result is shown.
 
-`clearhead-tiny`: a two-layer model trained for this project's tests; a wheel carries it beside this file, a clone under
-tests/assets.
+`clearhead-tiny`: a two-layer model trained for this project's tests by `clearhead pretrain`; its ORIGIN.md holds the
+command. A wheel carries it beside this file, a clone under tests/assets.
 """
 
 import logging
@@ -31,8 +31,8 @@ NOTE = (
     "the hub's SmolLM2-135M and SmolLM2-135M-Instruct are other weights"
 )
 TINY_NOTE = (
-    "two-layer model in the GPT-2 layout made for clearhead's tests (public-domain books and repeated random tokens, "
-    "about 20 M tokens); it is no language model of practical quality"
+    "two-layer model in the GPT-2 layout made for clearhead's tests by `clearhead pretrain` (public-domain books and "
+    "repeated random tokens, 24 M tokens); it is no language model of practical quality"
 )
 NOTES = {"smollm2": NOTE, "clearhead-tiny": TINY_NOTE}
 """What stands beside every number measured on a bundled model."""
