@@ -4,6 +4,7 @@ Nothing in it was measured. The statistics of a firing are those of its made-up 
 checked against them.
 """
 
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -34,11 +35,16 @@ def write_synthetic_spectral_atlas(
     prompts: int = 5,
     length: int = 60,
     firings: int = 20,
-    controls: bool = True,
+    controls: Collection[str] = CONTROLS,
+    basis: str = "fixed",
+    rotated: bool = True,
     shared: bool = True,
     seed: int = 0,
 ) -> Path:
-    """Write every table and `atlas.json`; heads take the kinds of `KINDS` in turn, head 0.0 first."""
+    """Write every table and `atlas.json`; heads take the kinds of `KINDS` in turn, head 0.0 first.
+
+    `controls` says which were run. In the basis `offset`, modes differ from pair to pair where layers are `rotated`.
+    """
     rng = np.random.default_rng(seed)
     texts = [text[:length] for text in make_text(prompts, rng)]
     texts[0][4 : 4 + 12] = make_hostile()[: len(texts[0][4 : 4 + 12])]
@@ -49,7 +55,11 @@ def write_synthetic_spectral_atlas(
         for head in range(heads):
             kind = KINDS[(layer * heads + head) % len(KINDS)]
             _describe(kind, layer, head, width, firings, texts, vocabulary, controls, rows, rng)
-    with AtlasWriter(path, about=_provenance(prompts, layers)) as atlas:
+    if basis == "offset" and rotated:
+        rows["modes"] = [
+            row | {"sigma": 0.9 * row["sigma"], "query_tokens": [], "key_tokens": []} for row in rows["modes"]
+        ]
+    with AtlasWriter(path, about=_provenance(prompts, layers, basis)) as atlas:
         atlas.append(
             "prompts",
             {
@@ -86,7 +96,7 @@ def _describe(
     firings: int,
     texts: list[list[str]],
     vocabulary: list[str],
-    with_controls: bool,
+    controls: Collection[str],
     rows: dict[str, list[dict[str, Any]]],
     rng: np.random.Generator,
 ) -> None:
@@ -104,7 +114,7 @@ def _describe(
         {
             "layer": layer,
             "head": head,
-            "verdict": VERDICTS[kind],
+            "verdict": VERDICTS[kind] if {"gauge", "span"} <= set(controls) or not measured else "not compared",
             "n_firings": len(measured) * 3,
             "n_sink": len(own) - len(measured),
             "sparsity": sparsity,
@@ -118,8 +128,8 @@ def _describe(
             "sigma": sigma.tolist(),
         }
     )
-    if with_controls and measured and sparsity is not None:
-        rows["controls"] += [_control(kind, layer, head, name, sparsity, rng) for name in CONTROLS]
+    if sparsity is not None:
+        rows["controls"] += [_control(kind, layer, head, name, sparsity, rng) for name in CONTROLS if name in controls]
     rows["modes"] += _modes(layer, head, sigma, own, vocabulary, rng)
 
 
@@ -169,7 +179,7 @@ def _control(kind: str, layer: int, head: int, name: str, sparsity: float, rng: 
     apart = kind in ("sparse", "cancelling")
     effect = 0.4 - sparsity + float(rng.normal(0, 0.02)) if apart else float(rng.normal(0, 0.01))
     wide = 0.02 if apart else 0.05
-    few = name == "untrained"
+    few = name in ("subspace", "untrained")
     return {
         "layer": layer,
         "head": head,
@@ -235,7 +245,7 @@ def _share(atlas: AtlasWriter, layers: int, heads: int, width: int, rng: np.rand
         atlas.append_metrics(layer, "mode", {"shared_modes": 7 + layer, "shared_modes_rotated": 0.4})
 
 
-def _provenance(prompts: int, layers: int) -> dict[str, Any]:
+def _provenance(prompts: int, layers: int, basis: str) -> dict[str, Any]:
     return {
         "model": "synthetic-spectral",
         "model_note": "Synthetic numbers for tests: no model was run, nothing here was measured. </script><b>note</b>",
@@ -243,6 +253,7 @@ def _provenance(prompts: int, layers: int) -> dict[str, Any]:
         "text": f"{prompts} prompts (generated)",
         "tokens": prompts * 60,
         "threshold": 0.5,
+        "basis": basis,
         "layers": layers,
         "seed": 0,
     }

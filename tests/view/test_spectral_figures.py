@@ -1,7 +1,9 @@
+import numpy as np
 import pytest
 
 from clearhead.atlas.read import Atlas
 from clearhead.view import spectral_figures as figures
+from clearhead.view import sweep_figures
 from clearhead.view.spectral_summary import summarise_heads
 from tests.view.synthetic_spectral_atlas import write_synthetic_spectral_atlas
 
@@ -15,12 +17,36 @@ def test_contributions_keep_their_sign_without_colour():
 
 
 def test_controls_stand_where_s_and_their_effect_put_them():
-    figure = figures.sparsity_against_controls(0.1, ["gauge", "span"], [0.3, 0.1], [0.25, -0.05], [0.35, 0.2])
+    figure = figures.sparsity_against_controls(
+        0.1, ["gauge", "span"], [0.3, 0.1], [0.25, -0.05], [0.35, 0.2], reference=0.37
+    )
     (points,) = figure.data
     assert points.x == pytest.approx((0.4, 0.2))
     assert points.error_x.array == pytest.approx((0.05, 0.1))
     assert points.error_x.arrayminus == pytest.approx((0.05, 0.15))
-    assert [shape.x0 for shape in figure.layout.shapes] == [0.1, figures.GAUSSIAN_PRODUCTS]
+    own, dotted = figure.layout.shapes
+    assert (own.x0, dotted.x0) == (0.1, 0.37)
+    assert dotted.name == "products of Gaussians with this spectrum" and dotted.showlegend
+
+
+@pytest.mark.parametrize("sigma", [np.ones(64), np.geomspace(10, 0.1, 64), np.eye(64)[0]])
+def test_reference_is_s_of_products_of_gaussians_with_the_spectrum(sigma):
+    rng = np.random.default_rng(0)
+    g, h = rng.normal(size=(2, 4000, 64))
+    c = sigma * g * h
+    # the ratio of the means: a steep spectrum leaves few terms, and the mean of ratios is then a little larger
+    drawn = np.abs(c).mean() ** 2 / (c**2).mean()
+    assert figures.gaussian_sparsity(sigma.tolist()) == pytest.approx(drawn, rel=0.08)
+
+
+def test_reference_of_known_spectra():
+    assert (
+        figures.gaussian_sparsity([2.0, 2.0, 2.0])
+        == pytest.approx(figures.GAUSSIAN_PRODUCTS)
+        == pytest.approx(0.405, abs=1e-3)
+    )
+    assert figures.gaussian_sparsity([3.0, 1.0]) == pytest.approx(0.8 * figures.GAUSSIAN_PRODUCTS)
+    assert figures.gaussian_sparsity([0.0, 0.0]) == figures.gaussian_sparsity([]) == 1.0
 
 
 def test_spectrum_has_no_place_for_zeros_and_marks_by_share():
@@ -63,8 +89,24 @@ def test_summary_agrees_with_the_atlas(tmp_path):
     assert tiles["heads"] == ("24", "15 with firings")
     assert tiles["separated"] == ("67 %", "10 of 15 judged")
     median = atlas.sql("select median(n_recon) as m from firings where not sink")[0]["m"]
-    assert tiles["n_recon"][0] == f"{median:g}"
+    assert tiles["n_recon_kept"][0] == f"{median:g}" and "of kept" in tiles["n_recon_kept"][1]
     charts = {chart["name"]: chart for chart in summary["charts"]}
     firings = atlas.sql("select count(*) as n from firings where not sink")[0]["n"]
     assert sum(charts["n_recon_histogram"]["data"][0]["y"]) == firings
+    assert charts["n_recon_histogram"]["title"] == "Modes needed, of the firings kept"
     assert sum(len(trace["x"]) for trace in charts["heads_against_control"]["data"][1:]) == 15
+
+
+def test_nothing_is_said_to_be_separated_where_a_control_was_not_run(tmp_path):
+    path = write_synthetic_spectral_atlas(tmp_path / "atlas", controls=("gauge", "shuffle", "untrained"))
+    summary = summarise_heads(Atlas(path))
+    assert "separated" not in {tile["name"] for tile in summary["tiles"]}
+    chart = next(chart for chart in summary["charts"] if chart["name"] == "heads_against_control")
+    assert [trace.get("name") for trace in chart["data"][1:]] == ["not compared"]
+
+
+def test_a_sweep_without_span_draws_none():
+    names = [trace.name for trace in sweep_figures.sparsity([0, 8], [0.4, 0.2], [0.4, 0.4], [None, None]).data]
+    assert names == ["own modes", "rotated bases"]
+    whole = sweep_figures.sparsity([0, 8], [0.4, 0.2], [0.4, 0.4], [0.4, None]).data
+    assert [trace.name for trace in whole] == [*names, "rotated spans"]

@@ -5,6 +5,7 @@ import pytest
 from clearhead.atlas.read import Atlas
 from clearhead.atlas.write import AtlasWriter
 from clearhead.view.page import write_page
+from clearhead.view.spectral_figures import gaussian_sparsity
 from clearhead.view.visible import visible
 from tests.view.conftest import Visit
 from tests.view.synthetic_spectral_atlas import make_hostile, write_synthetic_spectral_atlas
@@ -140,9 +141,43 @@ def test_head_says_its_verdict_and_stands_beside_its_controls(visit, atlas):
         assert line.locator("td").first.text_content() == f"{control['sparsity']:.2f}"
         assert line.locator("td").nth(1).text_content().startswith(f"+{control['effect']:.2f} (")
     assert visit.texts(".modes .nothing") == ["no token nearer than chance"]
+    visit.wait("document.querySelector('.aside .js-plotly-plot .legendtext') !== null")
+    assert visit.texts(".aside .js-plotly-plot .legendtext") == ["products of Gaussians with this spectrum"]
     points = visit.tab.locator(".aside .js-plotly-plot .scatterlayer .point")
     visit.wait("document.querySelector('.aside .js-plotly-plot .scatterlayer .point') !== null")
     assert points.count() > len(controls)
+
+
+def test_the_dotted_line_stands_at_the_head_s_own_reference(visit, atlas):
+    places = []
+    for number in (0, 1):
+        head(visit, 0, number)
+        visit.wait("document.querySelector('.aside .js-plotly-plot')?.layout?.shapes?.length === 2")
+        places.append(visit.tab.evaluate("document.querySelector('.aside .js-plotly-plot').layout.shapes[1].x0"))
+    rows = atlas.sql("select sigma from spectra where layer = 0 and head < 2 order by head")
+    assert places == pytest.approx([gaussian_sparsity(row["sigma"]) for row in rows], rel=1e-3)
+
+
+def test_a_head_of_few_controls_shows_those(browser, tmp_path):
+    path = write_synthetic_spectral_atlas(tmp_path / "atlas", layers=1, controls=("gauge", "shuffle", "untrained"))
+    opened = Visit(browser, write_page(path, tmp_path / "page.html"), ready=".map .grid")
+    assert not any("span" in text for text in opened.texts(".row .does"))
+    head(opened, 0, 0)
+    assert opened.texts(".reasons")[0].startswith("Not compared. Sparsity cannot be judged")
+    assert opened.texts(".controls-table tbody th") == ["this head", "gauge", "shuffle", "untrained"]
+    assert opened.troubles == []
+    opened.context.close()
+
+
+def test_a_basis_by_offset_says_so_and_gives_no_sides(browser, path, tmp_path):
+    turned = write_synthetic_spectral_atlas(tmp_path / "atlas", layers=1, basis="offset")
+    opened = Visit(browser, write_page(turned, tmp_path / "page.html"), ready=".map .grid")
+    head(opened, 0, 0)
+    assert "basis by offset" in opened.texts(".head .tag")
+    assert set(opened.texts(".modes .nothing")) == {"differs with the offset"}
+    assert not any("along" in text or "against" in text for text in opened.texts(".modes"))
+    assert opened.troubles == []
+    opened.context.close()
 
 
 def test_a_firing_shows_its_text_its_key_and_its_signed_bars(visit, atlas):
@@ -243,7 +278,7 @@ def test_explanations_give_the_range_of_s(visit):
     head(visit, 0, 0)
     visit.tab.locator(".figures .help").first.focus()
     said = visit.tab.locator("#tip").text_content()
-    assert "1/r for one mode" in said and "0.41" in said and "does not start near 1" in said
+    assert "1/r for one mode" in said and "0.41 with a flat spectrum" in said and "does not start near 1" in said
     visit.tab.keyboard.press("Escape")
 
 

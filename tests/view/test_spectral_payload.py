@@ -7,6 +7,7 @@ from clearhead.atlas.write import AtlasWriter
 from clearhead.errors import ClearheadError, CorruptFileError
 from clearhead.view.packing import unpack
 from clearhead.view.page import write_page
+from clearhead.view.spectral_figures import gaussian_sparsity
 from clearhead.view.spectral_payload import build_spectral_payload
 from clearhead.view.visible import visible
 from tests.view.on_disk import alter, index_of
@@ -78,6 +79,11 @@ def test_controls_stand_beside_s_in_the_list_and_in_the_head(atlas, payload):
     assert own[0]["q"] == 0.002 and own[4]["q"] is None
 
 
+def test_reference_is_that_of_the_head_s_own_spectrum(atlas, payload):
+    (row,) = atlas.sql("select sigma from spectra where layer = 1 and head = 2")
+    assert details(payload)["head.1.2"]["reference"] == pytest.approx(gaussian_sparsity(row["sigma"]), rel=1e-3)
+
+
 def test_heads_without_firings_have_empty_numbers(payload):
     heads = payload.index["heads"]
     silent = heads["id"].index(f"head.0.{KINDS.index('silent')}")
@@ -98,6 +104,25 @@ def test_modes_say_along_which_side_the_query_holds_them(atlas, payload):
         assert (mode["n"], mode["along"]) == (len(rows), sum(row["side"] > 0 for row in rows))
         assert len(mode["query"]) == 6
     assert [len(mode["key"]) for mode in details(payload)["head.0.0"]["modes"]] == [6, 6, 6, 0]
+
+
+def test_a_basis_by_offset_has_no_side_where_layers_rotate(tmp_path):
+    turned = write_synthetic_spectral_atlas(tmp_path / "turned", basis="offset")
+    own = details(build_spectral_payload(Atlas(turned)))["head.0.0"]
+    assert own["by_offset"] and {(mode["n"], mode["along"]) for mode in own["modes"]} == {(None, None)}
+    still = write_synthetic_spectral_atlas(tmp_path / "still", basis="offset", rotated=False)
+    own = details(build_spectral_payload(Atlas(still)))["head.0.0"]
+    assert not own["by_offset"] and all(mode["n"] >= mode["along"] >= 0 for mode in own["modes"])
+
+
+def test_heads_without_some_controls_have_none_of_their_numbers(tmp_path):
+    path = write_synthetic_spectral_atlas(tmp_path / "atlas", controls=("gauge", "shuffle"))
+    made = build_spectral_payload(Atlas(path))
+    assert made.index["controls"] == ["gauge", "shuffle"]
+    assert "under_span" not in made.index["heads"]
+    own = details(made)["head.0.0"]
+    assert [control["control"] for control in own["controls"]] == ["gauge", "shuffle"]
+    assert "not tested against span" in own["reasons"][1]
 
 
 def test_verdicts_are_counted_strongest_first(payload):
@@ -147,7 +172,7 @@ def test_heads_alone_make_a_page(tmp_path, atlas):
 
 
 def test_a_single_text_without_controls_and_shared_modes_makes_a_page(tmp_path):
-    path = write_synthetic_spectral_atlas(tmp_path / "atlas", prompts=1, controls=False, shared=False)
+    path = write_synthetic_spectral_atlas(tmp_path / "atlas", prompts=1, controls=(), shared=False)
     index = index_of(write_page(path, tmp_path / "page.html"))
     assert index["controls"] == []
     assert [chart["name"] for chart in index["summary"]["charts"]] == ["n_recon_histogram"]

@@ -1,12 +1,19 @@
-from typing import get_args
-
 import pytest
 
-from clearhead.spectral.verdicts import Verdict
-from clearhead.view.spectral_explanations import CONTROLS, EXPLANATIONS, VERDICTS, order_controls
+from clearhead.spectral import verdicts
+from clearhead.view.spectral_explanations import (
+    CONTROLS,
+    EXPLANATIONS,
+    JUDGED,
+    JUDGED_BY,
+    TOO_FEW,
+    VERDICTS,
+    order_controls,
+)
 from clearhead.view.spectral_reasons import give_reasons
 
 HEAD = {
+    "verdict": "sparse, separated",
     "n_firings": 1200,
     "n_sink": 30,
     "sparsity": 0.1812,
@@ -37,8 +44,34 @@ def test_a_large_q_is_not_separated():
     assert "not clearly lower than under gauge" in give_reasons(HEAD, [control("gauge", q=0.06)])[1]
 
 
-def test_without_controls_s_stands_alone():
-    assert give_reasons(HEAD, [])[1] == "S is 0.18 on average."
+@pytest.mark.parametrize("name", ["gauge", "span", "shuffle"])
+def test_a_missing_q_is_no_test(name):
+    controls = [control("gauge"), control("span"), control("shuffle")]
+    controls = [row | {"q": None} if row["control"] == name else row for row in controls]
+    said = give_reasons(HEAD, controls)[1]
+    assert said.endswith(f", not tested against {name} (0.38).")
+    assert name not in said.split("not tested")[0]
+
+
+@pytest.mark.parametrize("name", ["subspace", "untrained"])
+def test_few_draws_are_judged_by_their_interval(name):
+    bases = [control("gauge"), control("span")]
+    assert (
+        f"clearly lower than under gauge (0.38), span (0.38) and {name} (0.38)."
+        in give_reasons(HEAD, [*bases, control(name, q=None)])[1]
+    )
+    assert f"not clearly lower than under {name}" in give_reasons(HEAD, [*bases, control(name, low=-0.1, q=None)])[1]
+
+
+def test_controls_that_were_not_run_are_named():
+    assert give_reasons(HEAD, [])[1] == "S is 0.18 on average, not tested against gauge and span."
+    assert give_reasons(HEAD, [control("gauge"), control("untrained", q=None)])[1] == (
+        "S is 0.18 on average, clearly lower than under gauge (0.38) and untrained (0.38), not tested against span."
+    )
+
+
+def test_few_firings_are_not_compared():
+    assert give_reasons(HEAD | {"verdict": TOO_FEW}, [control("gauge")])[1] == "S is 0.18 on average."
 
 
 def test_heads_without_firings_say_why_there_are_no_numbers():
@@ -60,7 +93,9 @@ def test_damaged_spectra_are_named():
 
 
 def test_every_verdict_of_the_lens_is_drawn_and_explained():
-    assert set(VERDICTS) == set(get_args(Verdict))
+    assert set(VERDICTS) == set(verdicts.VERDICTS)
+    assert TOO_FEW in VERDICTS and set(JUDGED) < set(VERDICTS)
+    assert JUDGED_BY == verdicts.JUDGED_BY
     assert len({style.mark for style in VERDICTS.values()}) == len(VERDICTS)
     assert all(len(style.meaning) > 20 for style in VERDICTS.values())
 
@@ -70,6 +105,6 @@ def test_controls_keep_their_order_and_unknown_ones_follow():
     assert list(CONTROLS) == ["gauge", "span", "subspace", "shuffle", "untrained"]
 
 
-@pytest.mark.parametrize("words", ["1/r for one mode", "0.41", "does not start near 1"])
+@pytest.mark.parametrize("words", ["1/r for one mode", "0.41 with a flat spectrum, less", "does not start near 1"])
 def test_the_range_of_s_is_explained(words):
     assert words in EXPLANATIONS["sparsity"]

@@ -19,8 +19,9 @@ EXPLANATIONS: dict[str, str] = {
     ),
     "sparsity": (
         "S = (mean |c|)² / mean c² over the contributions of all r modes: how few of them make up a firing. 1/r for "
-        "one mode alone, 1 for equal ones. Products of Gaussians give (2/π)² = 0.41, so that is where a head without "
-        "structure stands; it does not start near 1. Low is sparse. Mean over the head's firings."
+        "one mode alone, 1 for equal ones. Products of Gaussians give (2/π)² = 0.41 with a flat spectrum, less with a "
+        "steep one: (2/π)² (mean σ)² / mean σ². That is where a head without structure stands; it does not start near "
+        "1. Low is sparse. Mean over the head's firings."
     ),
     "n_recon": (
         "Fewest modes, largest first, whose contributions add up to the whole relative score. Cancellation makes it "
@@ -37,7 +38,8 @@ EXPLANATIONS: dict[str, str] = {
     ),
     "firings": (
         "A head fires where one key receives more than the threshold of a query's attention. Firings on the first "
-        "token (sinks) are counted apart and left out of all numbers."
+        "token (sinks) are counted apart and left out of all numbers. The count is of all firings; statistics are of "
+        "those kept, a random sample of at most 128 per head."
     ),
     "sinks": (
         "Firings on the first token, where attention parks when a head has nothing to do. They say little about what "
@@ -54,25 +56,29 @@ EXPLANATIONS: dict[str, str] = {
     "controls": (
         "The same statistic where it should mean nothing. Dots are the mean S under each control, lines the 95 % "
         "interval of the difference (prompts resampled); the vertical line is the head itself. Separated means "
-        "clearly to the right of it. q is the corrected share of draws as sparse as the head."
+        "clearly to the right of it. The dotted line is the S of products of Gaussians with the head's spectrum, that "
+        "of its unrotated product. q is the corrected share of draws as sparse as the head, and needs 1,000 draws."
     ),
     "spectrum": (
         "Singular values of the query–key product, largest first, on a logarithmic axis. Marked modes carry most of "
         "the contributions, a larger mark a larger share. The largest singular value is often not the mode that "
-        "decides."
+        "decides. In a basis by offset the line is the unrotated product's, and a mark stands at the mode's mean "
+        "singular value over the firings."
     ),
     "modes": (
         "The modes that carry most of the head's contributions. A query that holds the left direction looks at keys "
-        "that hold the right one; each is described by the embeddings nearest to it. Share: of all absolute "
-        "contributions over the firings."
+        "that hold the right one; each is described by the embeddings nearest to it. σ: the mode's singular value, in "
+        "a basis by offset its mean over the head's firings. Share: of all absolute contributions over the firings."
     ),
     "direction": (
         "A direction has no sign of its own. “Along”: in most firings the query holds the direction the tokens "
         "describe; “against”: it holds its opposite, so read the tokens as what it is not."
     ),
     "basis": (
-        "With rotary positions, modes of the query–key product for each offset between query and key, which share "
-        "their numbers but not their directions. The spectrum is that of the unrotated product."
+        "With rotary positions, each firing is seen in the modes of the query–key product at its own offset between "
+        "query and key. Modes of one number share a place in the spectrum, not a direction or its sign, so no token "
+        "describes them. σ of a mode is the mean over the head's firings; the spectrum is that of the unrotated "
+        "product."
     ),
     "contributions": (
         "What each mode adds to the score of the key looked at, compared with the other visible keys. Blue bars above"
@@ -95,10 +101,17 @@ EXPLANATIONS: dict[str, str] = {
         "that keeps every score. Below the line the head's own modes are the sparser basis. Choose a point to open "
         "it."
     ),
-    "n_recon_histogram": "Firings (sinks left out) by how many modes make up their relative score.",
+    "n_recon_histogram": (
+        "How many modes make up the relative score, of the firings kept: at most 128 of each head, sinks left out."
+    ),
+    "n_recon_kept": (
+        "Fewest modes, largest first, whose contributions add up to the whole relative score: the median of the "
+        "firings kept, at most 128 of each head. Cancellation makes it small even for random bases."
+    ),
     "separated": (
         "Share of heads whose S is below both rotated bases (gauge and span): corrected p at most 0.05 and an "
-        "interval above 0. Only heads with enough firings on tokens other than the first are judged."
+        "interval above 0. Only heads with enough firings on tokens other than the first, and a q for both bases, are "
+        "judged."
     ),
     "shared": (
         "How much of what two heads of the layer read they have in common: mean squared cosine of the principal "
@@ -113,12 +126,15 @@ EXPLANATIONS: dict[str, str] = {
 
 CONTROLS: dict[str, str] = {
     "gauge": "another basis of the same head: every score stays, only the choice of axes is lost",
-    "span": "the spectrum and both spaces stay, their pairing is lost",
+    "span": "the spectrum and both spaces stay, their pairing is lost; no null for a fixed basis with rotary positions",
     "subspace": "random directions of the residual stream with the head's spectrum",
-    "shuffle": "the query meets the key of another firing of the head",
+    "shuffle": "the query meets the key of another firing of the head, in a basis by offset one of equal offset",
     "untrained": "the same pairs in the same architecture with initial weights",
 }
 """What each control keeps and loses, in the order shown; a control not listed here is shown under its own name."""
+
+JUDGED_BY = ("gauge", "span")
+"""The controls that a verdict needs, each with a q: the two rotated bases."""
 
 
 @dataclass(frozen=True)
@@ -131,6 +147,7 @@ class VerdictStyle:
 
 
 SEPARATED, CANCELLING, NOT_SEPARATED = "sparse, separated", "sparse but cancelling", "not separated"
+TOO_FEW = "too few firings"
 _BLUE, _SLATE, _VIOLET = "#3f83d9", "#b4bdc9", "#9b84d6"
 
 VERDICTS: dict[str, VerdictStyle] = {
@@ -141,14 +158,22 @@ VERDICTS: dict[str, VerdictStyle] = {
         "◐", AMBER, "S is below both rotated bases, but negative contributions are at least half of the positive ones."
     ),
     NOT_SEPARATED: VerdictStyle(
-        "○", _SLATE, "A rotated basis of the same head is as sparse, so its modes are no better than others."
+        "○",
+        _SLATE,
+        "Tested against both rotated bases, S is not clearly below each of them: nothing says that the head's own "
+        "modes are better than others.",
     ),
     "sink": VerdictStyle("▾", _VIOLET, "More than 95 of 100 firings are on the first token."),
     "no token energy": VerdictStyle(
         "□", _SLATE, "The head's directions catch under 1 % of what random directions catch in the tokens."
     ),
-    "not compared": VerdictStyle("?", _SLATE, "The controls were not run, so sparsity cannot be judged."),
-    "too few firings": VerdictStyle("·", None, "Fewer than 5 firings to measure."),
+    "not compared": VerdictStyle(
+        "?",
+        _SLATE,
+        "Sparsity cannot be judged: one of the rotated bases (gauge and span) is missing or has fewer than the 1,000 "
+        "draws that a q needs. A fixed basis with rotary positions has no span, nor has a head of lower rank.",
+    ),
+    TOO_FEW: VerdictStyle("·", None, "Fewer than 5 firings to measure, or firings of fewer than 5 texts."),
     "no firings": VerdictStyle("", None, "No key ever received more than the threshold of attention."),
     "no query–key product": VerdictStyle("×", None, "All singular values are zero."),
 }

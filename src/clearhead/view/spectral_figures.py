@@ -6,12 +6,23 @@ never colour alone: what subtracts is hatched and lies on the other side of zero
 
 from collections.abc import Mapping, Sequence
 
+import numpy as np
 import plotly.graph_objects as go
 
 from clearhead.view.figures import AMBER, BLUE, GREY, RED, TEAL, styled
 
-GAUSSIAN_PRODUCTS = 0.405
-"""S of products of two independent Gaussians, (2/π)²: where a head without structure stands."""
+GAUSSIAN_PRODUCTS = 4 / np.pi**2
+"""S of products of two independent Gaussians, (2/π)² = 0.405: a head without structure and with a flat spectrum."""
+
+
+def gaussian_sparsity(sigma: Sequence[float]) -> float:
+    """S without structure for singular values `sigma`: that of contributions σ_k g_k h_k with independent Gaussians.
+
+    (2/π)² · (mean σ)² / mean σ², 0.405 for a flat spectrum and less for a steep one; 1, as S itself, for zeros only.
+    """
+    values = np.asarray(sigma, dtype=float)
+    square = float((values**2).mean()) if len(values) else 0.0
+    return GAUSSIAN_PRODUCTS * float(values.mean()) ** 2 / square if square else 1.0
 
 
 def contributions(modes: Sequence[int], contributions: Sequence[float], rest: float) -> go.Figure:
@@ -38,11 +49,18 @@ def contributions(modes: Sequence[int], contributions: Sequence[float], rest: fl
 
 
 def sparsity_against_controls(
-    sparsity: float, controls: Sequence[str], effects: Sequence[float], lows: Sequence[float], highs: Sequence[float]
+    sparsity: float,
+    controls: Sequence[str],
+    effects: Sequence[float],
+    lows: Sequence[float],
+    highs: Sequence[float],
+    *,
+    reference: float,
 ) -> go.Figure:
     """Mean S of a head (vertical line) and under each control, with the 95 % interval of the difference.
 
-    `effects` is S under the control minus S; `lows` and `highs` end its interval.
+    `effects` is S under the control minus S; `lows` and `highs` end its interval. `reference` is the head's
+    `gaussian_sparsity`, drawn as a dotted line.
     """
     points = go.Scatter(
         x=[sparsity + effect for effect in effects],
@@ -65,9 +83,15 @@ def sparsity_against_controls(
             "(%{customdata[1]:+.3f} to %{customdata[2]:+.3f})<extra></extra>"
         ),
     )
-    figure = styled(go.Figure(points), x="S: low is sparse", height=74 + 24 * max(len(controls), 1))
+    figure = styled(go.Figure(points), x="S: low is sparse", height=92 + 24 * max(len(controls), 1), legend=True)
+    figure.update_traces(showlegend=False)
     figure.add_vline(x=sparsity, line={"color": BLUE, "width": 2.5})
-    figure.add_vline(x=GAUSSIAN_PRODUCTS, line={"color": GREY, "width": 1, "dash": "dot"})
+    figure.add_vline(
+        x=reference,
+        line={"color": GREY, "width": 1, "dash": "dot"},
+        name="products of Gaussians with this spectrum",
+        showlegend=True,
+    )
     figure.update_xaxes(rangemode="tozero", showgrid=True)
     figure.update_yaxes(autorange="reversed", type="category", showgrid=False)
     return figure
@@ -146,7 +170,7 @@ def head_map(values: Sequence[Sequence[float | None]], name: str, categories: Se
 
 
 def n_recon_histogram(counts: Mapping[int, int]) -> go.Figure:
-    """Firings by N_recon: `counts[n]` of them need n modes."""
+    """Firings by N_recon: `counts[n]` of those kept need n modes."""
     places = sorted(counts)
     total = sum(counts.values()) or 1
     bars = go.Bar(
@@ -154,9 +178,9 @@ def n_recon_histogram(counts: Mapping[int, int]) -> go.Figure:
         y=[counts[place] for place in places],
         marker={"color": BLUE},
         customdata=[sum(counts[p] for p in places if p <= place) / total for place in places],
-        hovertemplate="%{x} modes<br>%{y} firings<br>%{customdata:.0%} need no more<extra></extra>",
+        hovertemplate="%{x} modes<br>%{y} of the firings kept<br>%{customdata:.0%} need no more<extra></extra>",
     )
-    figure = styled(go.Figure(bars), x="modes needed (N_recon)", y="firings")
+    figure = styled(go.Figure(bars), x="modes needed (N_recon)", y="firings kept")
     figure.update_xaxes(dtick=1 if not places or places[-1] <= 20 else None)
     return figure
 

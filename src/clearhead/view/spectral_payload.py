@@ -16,6 +16,7 @@ from clearhead.atlas.read import Atlas, Row
 from clearhead.errors import CorruptFileError
 from clearhead.view.packing import Vocabulary, brief, divide, group_by, pack
 from clearhead.view.spectral_explanations import OTHER, VERDICTS, order_controls
+from clearhead.view.spectral_figures import gaussian_sparsity
 from clearhead.view.spectral_reasons import give_reasons
 from clearhead.view.visible import visible
 
@@ -56,16 +57,19 @@ def build_spectral_payload(atlas: Atlas, firings_per_head: int | None = None) ->
     prompts = atlas.sql("select prompt, name, tokens from prompts order by prompt")
     place_of = {row["prompt"]: place for place, row in enumerate(prompts)}
     details = []
+    rotated = _rotated_layers(atlas)
     for layer, of_layer in group_by(heads, "layer").items():
         firings = group_by(_read_firings(atlas, layer, firings_per_head), "head")
-        along = _directions(atlas, layer)
+        along = None if layer in rotated else _directions(atlas, layer)
         for head in of_layer:
             at = (layer, head["head"])
             own = sorted(controls.get(at, []), key=lambda row: order_controls(known).index(row["control"]))
             details.append(
                 {
                     "reasons": give_reasons(head, own),
+                    "by_offset": layer in rotated,
                     "sigma": [brief(value) for value in head["sigma"]],
+                    "reference": brief(gaussian_sparsity(head["sigma"])),
                     "controls": [_control(row) for row in own],
                     "modes": [_mode(row, along, vocabulary) for row in modes.get(at, [])],
                     "firings": _firing_columns(firings.get(head["head"], []), place_of),
@@ -157,6 +161,22 @@ def _directions(atlas: Atlas, layer: int) -> dict[tuple[int, int], tuple[int, in
     return {(row["head"], row["mode"]): (row["n"], row["along"]) for row in rows}
 
 
+def _rotated_layers(atlas: Atlas) -> set[int]:
+    """Layers whose modes differ from offset to offset, in number k their direction and its sign.
+
+    The basis `offset` is that of the unrotated product wherever a layer does not rotate, singular values included.
+    """
+    if atlas.about.get("basis") != "offset":
+        return set()
+    rows = atlas.sql(
+        """
+        select distinct layer from modes join spectra s using (layer, head)
+        where abs(modes.sigma - s.sigma[mode + 1]) > 1e-5 * s.sigma[1]
+        """
+    )
+    return {row["layer"] for row in rows}
+
+
 def _held(atlas: Atlas) -> dict[str, int]:
     """Firings in the atlas, and the most that one head has."""
     rows = atlas.sql("select count(*) as n from firings group by layer, head, sink")
@@ -180,8 +200,9 @@ def _control(row: Row) -> dict[str, Any]:
     return {"control": row["control"], "draws": row["draws"], **numbers}
 
 
-def _mode(row: Row, along: Mapping[tuple[int, int], tuple[int, int]], vocabulary: Vocabulary) -> dict[str, Any]:
-    n, positive = along.get((row["head"], row["mode"]), (0, 0))
+def _mode(row: Row, along: Mapping[tuple[int, int], tuple[int, int]] | None, vocabulary: Vocabulary) -> dict[str, Any]:
+    """`along` is None where the sign of a direction differs from firing to firing."""
+    n, positive = (None, None) if along is None else along.get((row["head"], row["mode"]), (0, 0))
     return {
         "mode": row["mode"],
         "sigma": brief(row["sigma"]),

@@ -3,9 +3,12 @@
 from collections.abc import Sequence
 
 from clearhead.atlas.read import Row
+from clearhead.view.spectral_explanations import JUDGED_BY, TOO_FEW
 
 LEVEL = 0.05
 """The level that verdicts use for the corrected p."""
+BY_INTERVAL = ("subspace", "untrained")
+"""Controls with too few draws for a q by design: the interval of the difference alone decides."""
 
 
 def give_reasons(head: Row, controls: Sequence[Row]) -> list[str]:
@@ -30,20 +33,30 @@ def _count(n: int) -> str:
 def _separation(head: Row, controls: Sequence[Row]) -> list[str]:
     if head["sparsity"] is None:
         return []
-    below = [row for row in controls if _separated(row)]
-    level = [row for row in controls if not _separated(row)]
-    clauses = [f"clearly lower than under {_listed(below)}"] if below else []
-    clauses += [f"not clearly lower than under {_listed(level)}"] if level else []
-    return [f"S is {head['sparsity']:.2f} on average" + "".join(f", {clause}" for clause in clauses) + "."]
+    said = f"S is {head['sparsity']:.2f} on average"
+    if head["verdict"] == TOO_FEW:
+        return [f"{said}."]
+    tested = [row for row in controls if row["q"] is not None or row["control"] in BY_INTERVAL]
+    untested = [row for row in controls if row not in tested]
+    missing = [name for name in JUDGED_BY if name not in {row["control"] for row in controls}]
+    clauses = {
+        "clearly lower than under": [_under(row) for row in tested if _separated(row)],
+        "not clearly lower than under": [_under(row) for row in tested if not _separated(row)],
+        "not tested against": [*map(_under, untested), *missing],
+    }
+    return [said + "".join(f", {words} {_listed(names)}" for words, names in clauses.items() if names) + "."]
 
 
 def _separated(row: Row) -> bool:
     return row["low"] > 0 and (row["q"] is None or row["q"] <= LEVEL)
 
 
-def _listed(controls: Sequence[Row]) -> str:
-    parts = [f"{row['control']} ({row['sparsity']:.2f})" for row in controls]
-    return parts[0] if len(parts) == 1 else ", ".join(parts[:-1]) + " and " + parts[-1]
+def _under(row: Row) -> str:
+    return f"{row['control']} ({row['sparsity']:.2f})"
+
+
+def _listed(names: Sequence[str]) -> str:
+    return names[0] if len(names) == 1 else ", ".join(names[:-1]) + " and " + names[-1]
 
 
 def _made_of(head: Row) -> list[str]:

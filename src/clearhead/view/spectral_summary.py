@@ -34,7 +34,9 @@ def summarise_heads(atlas: Atlas) -> dict[str, Any]:
 def head_templates() -> dict[str, Any]:
     """Empty figures of the charts drawn per head; the page fills in the numbers of the head it shows."""
     return {
-        "controls": plotly_json(spectral_figures.sparsity_against_controls(0.1, ["gauge"], [0.2], [0.1], [0.3])),
+        "controls": plotly_json(
+            spectral_figures.sparsity_against_controls(0.1, ["gauge"], [0.2], [0.1], [0.3], reference=0.4)
+        ),
         "spectrum": plotly_json(spectral_figures.spectrum([1.0, 0.5], {0: 0.5})),
     }
 
@@ -62,7 +64,9 @@ def _tiles(heads: Sequence[Row], controls: Sequence[Row], counts: Sequence[Row])
         all_of = sum(row["n"] for row in counts)
         few = sum(row["n"] for row in counts if row["n_recon"] <= 4) / all_of
         values = np.repeat([row["n_recon"] for row in counts], [row["n"] for row in counts])
-        tiles.append(_tile("n_recon", "N_recon, median", f"{np.median(values):g}", f"{100 * few:.0f} % up to 4"))
+        tiles.append(
+            _tile("n_recon_kept", "N_recon, median", f"{np.median(values):g}", f"{100 * few:.0f} % of kept up to 4")
+        )
     cancelling = _known(fired, "cancellation")
     if cancelling:
         tiles.append(_tile("cancellation", "Cancellation", f"{_median(cancelling):.3g}", "median head"))
@@ -96,7 +100,7 @@ def _charts(heads: Sequence[Row], controls: Sequence[Row], counts: Sequence[Row]
         built.append(("heads_against_control", "S of every head against another basis", figure))
     if counts:
         figure = spectral_figures.n_recon_histogram({row["n_recon"]: row["n"] for row in counts})
-        built.append(("n_recon_histogram", "Modes needed per firing", figure))
+        built.append(("n_recon_histogram", "Modes needed, of the firings kept", figure))
     return [
         {"name": name, "title": title, "help": EXPLANATIONS[name], **plotly_json(figure)}
         for name, title, figure in built

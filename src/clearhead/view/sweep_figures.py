@@ -43,9 +43,10 @@ def sparsity(
     figure.add_scatter(
         x=_places(steps), y=list(rotated), name="rotated bases", mode="lines", line={"color": AMBER, "dash": "dash"}
     )
-    figure.add_scatter(
-        x=_places(steps), y=list(spans), name="rotated spans", mode="lines", line={"color": TEAL, "dash": "dot"}
-    )
+    if any(value is not None for value in spans):  # layers that rotate have none in a fixed basis
+        figure.add_scatter(
+            x=_places(steps), y=list(spans), name="rotated spans", mode="lines", line={"color": TEAL, "dash": "dot"}
+        )
     figure.add_hline(y=GAUSSIAN_PRODUCTS, line={"color": GREY, "dash": "dot", "width": 1})
     figure = _by_step(figure, "S", legend=True)
     figure.update_yaxes(range=[0, 0.6])

@@ -17,7 +17,7 @@ async function showHead(place, mode) {
     el(
       "div",
       { class: "unit head" },
-      headTitle(place),
+      headTitle(place, detail),
       reasons(place, detail),
       headFigures(place, detail),
       el(
@@ -38,10 +38,10 @@ function limitsNotice() {
   return text ? notice(text) : nothing();
 }
 
-function headTitle(place) {
+function headTitle(place, detail) {
   const layer = heads.layer[place];
   const tags = behaviours(place).map((name) => el("span", { class: "tag", "data-tip": index.help[name] }, `${BEHAVES[name]} ${hundredths(heads[name][place])}`));
-  if (index.about.basis === "offset") tags.push(el("span", { class: "tag", "data-tip": index.help.basis }, "basis by offset"));
+  if (detail.by_offset) tags.push(el("span", { class: "tag", "data-tip": index.help.basis }, "basis by offset"));
   return el(
     "div",
     { class: "title" },
@@ -94,24 +94,24 @@ function modesPanel(detail, choose) {
         el("small", {}, `σ ${number(mode.sigma)}`),
         mode.degenerate ? el("small", { "data-tip": index.help.rank }, "degenerate") : null,
       ),
-      el("td", { class: "share" }, el("span", {}, percent(mode.share)), el("div", { class: "track" }, el("i", { "width%": percentOf(mode.share / largest) })), el("small", {}, alongText(mode))),
-      nearCell(mode.query),
+      el("td", { class: "share" }, el("span", {}, percent(mode.share)), el("div", { class: "track" }, el("i", { "width%": percentOf(mode.share / largest) })), detail.by_offset ? null : el("small", {}, alongText(mode))),
+      nearCell(mode.query, detail.by_offset),
       el("td", { class: "arrow", "aria-hidden": "true" }, "→"),
-      nearCell(mode.key),
+      nearCell(mode.key, detail.by_offset),
     );
   const column = (label, explanation = null) => el("th", { scope: "col" }, label, explanation);
   const table = el(
     "table",
     { class: "modes" },
-    el("thead", {}, el("tr", {}, column("Mode"), column("Share", help("direction", "along and against")), column("A query near"), el("th", { "aria-hidden": "true" }), column("looks at a key near"))),
+    el("thead", {}, el("tr", {}, column("Mode"), column("Share", detail.by_offset ? null : help("direction", "along and against")), column("A query near"), el("th", { "aria-hidden": "true" }), column("looks at a key near"))),
     el("tbody", {}, ...detail.modes.map(line)),
   );
   return panel("Modes that carry the contributions", help("modes"), el("div", { class: "wide-table" }, table));
 }
 
 /** The nearest tokens of one side, all of them with their cosines in the tip; the reason where there are none. */
-function nearCell(tokens) {
-  if (!tokens.length) return el("td", { class: "side nothing" }, index.about.basis === "offset" ? "differs with the offset" : "no token nearer than chance");
+function nearCell(tokens, byOffset) {
+  if (!tokens.length) return el("td", { class: "side nothing" }, byOffset ? "differs with the offset" : "no token nearer than chance");
   const said = tokens.map(([token, cosine]) => `${quoted(vocab[token])} ${signed(cosine, hundredths)}`).join("\n");
   return el("td", { class: "side", "data-tip": said }, ...tokens.slice(0, NEAR_SHOWN).map(([token]) => pill(vocab[token])));
 }
@@ -131,7 +131,8 @@ function controlsPanel(place, detail) {
   Object.assign(spec.data[0], { x: effect.map((value) => own + value), y: column("control"), customdata: effect.map((value, at) => [value, low[at], high[at]]) });
   Object.assign(spec.data[0].error_x, { array: high.map((value, at) => value - effect[at]), arrayminus: effect.map((value, at) => value - low[at]) });
   Object.assign(spec.layout.shapes[0], { x0: own, x1: own });
-  spec.layout.height = 74 + 24 * detail.controls.length;
+  Object.assign(spec.layout.shapes[1], { x0: detail.reference, x1: detail.reference });
+  spec.layout.height = 92 + 24 * detail.controls.length;
   const line = (control) =>
     el(
       "tr",
@@ -162,8 +163,8 @@ function spectrumPanel(place, detail) {
   const spec = structuredClone(index.templates.spectrum);
   const positive = (value) => (value > 0 ? value : null);
   Object.assign(spec.data[0], { x: detail.sigma.map((_, mode) => mode), y: detail.sigma.map(positive) });
-  const marked = detail.modes.filter(({ mode }) => detail.sigma[mode] > 0);
-  Object.assign(spec.data[1], { x: marked.map(({ mode }) => mode), y: marked.map(({ mode }) => detail.sigma[mode]), customdata: marked.map(({ share }) => share) });
+  const marked = detail.modes.filter(({ sigma }) => sigma > 0);
+  Object.assign(spec.data[1], { x: marked.map(({ mode }) => mode), y: marked.map(({ sigma }) => sigma), customdata: marked.map(({ share }) => share) });
   spec.data[1].marker.size = marked.map(({ share }) => 6 + 14 * Math.sqrt(share));
   return panel("Spectrum", help("spectrum"), chart(spec, `Singular values of head ${shortId(place)}`));
 }

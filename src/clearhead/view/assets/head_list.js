@@ -77,5 +77,5 @@ function notes() {
 function limitsText() {
   const { firings, most, held } = index.limits;
   if (firings === null || most <= firings) return "";
-  return `To stay small this page holds at most ${firings} firings of each head, evenly from the strongest to the weakest attention; the atlas holds ${number(held)}, up to ${number(most)} of one head. Every number is of all.`;
+  return `To stay small this page holds at most ${firings} firings of each head, evenly from the strongest to the weakest attention; the atlas holds ${number(held)}, up to ${number(most)} of one head. No number depends on this.`;
 }
