@@ -17,7 +17,8 @@ from clearhead.view.summary import plotly_json
 HELP: dict[str, str] = {
     "sparsity": (
         "Rolls and Tovee's S of the relative contributions at the pairs that fire in the last checkpoint: 1/r when one "
-        "mode decides, about 0.41 (dotted) for products of Gaussians, where untrained heads stand."
+        "mode decides; for products of Gaussians 0.41 with a flat spectrum (dotted), where untrained heads stand, less "
+        "with a steep one."
     ),
     "span": "S with the directions rotated within what the head reads: what its singular values alone make of it.",
     "rotated": "S of the same scores with the head's modes rotated: how sparse any basis would look.",

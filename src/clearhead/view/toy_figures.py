@@ -8,11 +8,10 @@ from collections.abc import Mapping, Sequence
 import plotly.graph_objects as go
 
 from clearhead.view.figures import AMBER, BLUE, GREY, RED, TEAL, styled
+from clearhead.view.spectral_figures import GAUSSIAN_PRODUCTS
 
 SHADES = [[0, "rgba(63,131,217,0)"], [1, BLUE]]
 EVENT_COLOURS = {"singular vectors": BLUE, "orthogonalisation": RED, "amplitude": GREY}
-GAUSSIAN_PRODUCTS = 0.405
-"""S of products of two independent Gaussians, (2/π)²."""
 GPT2_RANGE = (10, 55)
 """‖E_X‖₂ of dictionaries of GPT-2 as the paper reports it."""
 

@@ -32,7 +32,8 @@ HELP: dict[str, str] = {
     "others_dim": "tr(G)² / tr(G²) of the features that are not attended to: how many dimensions they spread over.",
     "sparsity": (
         "Rolls and Tovee's S of the contributions of singular modes to the relative logit of target keys: 1/r for one "
-        "mode, about 0.41 for products of Gaussians. In brackets the same logits split in a rotated basis."
+        "mode; for products of Gaussians 0.41 with a flat spectrum, less with a steep one. In brackets the same logits "
+        "split in a rotated basis."
     ),
     "mode": "Mode matched to the pair by the assignment with the largest sum of products of both cosines.",
     "together": "Modes whose singular values lie within 20 times the error: only their span means something.",
