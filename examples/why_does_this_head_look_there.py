@@ -9,8 +9,9 @@ import sys
 from clearhead.model import Model
 from clearhead.spectral.census import take_census
 from clearhead.spectral.firings import Prompts
+from clearhead.spectral.judging import compare_all, judge_all
 from clearhead.spectral.look import look
-from clearhead.spectral.record import compare_all, judge_all, summarise
+from clearhead.spectral.record import summarise
 
 PROMPT = "When Mary and John went to the store, John gave a drink to"
 

@@ -7,6 +7,7 @@ import torch
 
 from clearhead.errors import ClearheadError
 from clearhead.model import Model
+from clearhead.model.weights import attention_norm
 from clearhead.spectral import census as census_module
 from clearhead.spectral.attention_modes import head_modes
 from clearhead.spectral.census import REPEATED_BLOCKS, decompose_layers, repeated_behaviour, take_census
@@ -68,16 +69,27 @@ def test_several_batches_count_what_one_batch_counts(tiny, prompts, census, monk
     for layer, found in census.layers.items():
         other = again.layers[layer]
         assert torch.equal(other.n_firings, found.n_firings) and torch.equal(other.n_sink, found.n_sink)
-        assert torch.allclose(other.energy_query, found.energy_query, rtol=1e-5)
         assert torch.allclose(other.behaviour["previous"], found.behaviour["previous"], rtol=1e-5)
 
 
-def test_random_directions_catch_unit_energy_and_unused_ones_none():
+@pytest.mark.parametrize("name", ["llama", "opt", "qwen3", "gpt2", "olmo2"])
+def test_energy_is_that_of_the_normalised_stream_along_the_directions(name):
+    model = Model(build(name), self_test=False)
+    for layer, found in take_census(model, texts()).layers.items():
+        norm = attention_norm(model, layer)
+        x = model.run(TOKENS, read=[f"resid_pre.{layer}"])[f"resid_pre.{layer}"].flatten(0, 1)
+        x = x if norm is None else norm.normalise(x)
+        x = x / x.square().mean().sqrt()
+        real = found.modes.svd.rank
+        for head in range(found.modes.n_heads):
+            U, V = found.modes.svd.U[head, :, : real[head]], found.modes.svd.V[head, :, : real[head]]
+            assert abs(float(found.energy_query[head]) - float((x @ U).square().mean())) < 1e-5
+            assert abs(float(found.energy_key[head]) - float((x @ V).square().mean())) < 1e-5
+
+
+def test_directions_that_no_token_holds_catch_no_energy():
     hf = build("llama")
     model = Model(hf, self_test=False)
-    found = take_census(model, texts()).layers[0]
-    assert (found.energy_query > 0.2).all() and (found.energy_query < 5).all()
-    # queries that read only what no token holds: each token's stream is orthogonal to the direction
     stream = model.run(TOKENS, read=["resid_pre.0"])["resid_pre.0"].flatten(0, 1)
     norm = hf.model.layers[0].input_layernorm
     assert len(stream) <= 24  # so that 8 of the 32 dimensions are free of tokens
@@ -115,9 +127,9 @@ def test_the_same_model_gives_its_own_sides_back(tiny, prompts, census):
     modes = {layer: found.modes for layer, found in census.layers.items()}
     firings = {layer: found.firings for layer, found in census.layers.items()}
     seen = 0
-    for layer, chosen, sides in sides_of_firings(tiny, modes, firings, prompts, "fixed"):
-        assert torch.allclose(sides.A, firings[layer].A[chosen], atol=1e-4)
-        assert torch.allclose(sides.D, firings[layer].D[chosen], atol=1e-4)
+    for layer, chosen, seen_again in sides_of_firings(tiny, modes, firings, prompts, "offset"):
+        assert torch.allclose(seen_again.A, firings[layer].A[chosen], atol=1e-4)
+        assert torch.allclose(seen_again.D, firings[layer].D[chosen], atol=1e-4)
         seen += len(chosen)
     assert seen == sum(map(len, firings.values()))
 

@@ -1,8 +1,12 @@
-"""Controls keep what they claim to keep, and tell a planted sparse head from one that only cancels."""
+"""Controls keep what they claim, tell a planted sparse head from one that cancels, and call no noise sparse."""
 
 import pytest
 import torch
 
+from clearhead.model import Model
+from clearhead.model.geometry import form_queries_keys
+from clearhead.model.weights import attention_norm, fold_attention_norm
+from clearhead.spectral.attention_modes import head_modes
 from clearhead.spectral.controls import (
     DRAWS,
     Separation,
@@ -14,8 +18,10 @@ from clearhead.spectral.controls import (
     shuffle,
     span,
 )
+from clearhead.spectral.firings import Pairs, express, head_vectors
 from clearhead.spectral.sparsity import n_recon, rolls_tovee
 from clearhead.spectral.verdicts import VERDICTS, judge
+from tests.model.tiny_configs import build
 
 
 def generator(seed=0):
@@ -37,12 +43,13 @@ def test_gauge_keeps_every_sum_and_span_keeps_spectrum_and_lengths():
     S = torch.arange(8.0, 0, -1).expand(5, -1)
     left, right = gauge(A, D, R)(0, 3)
     assert torch.allclose((left * right).sum(-1), (A * D).sum(-1).expand(3, -1), rtol=0, atol=1e-4)
-    left, right = span(A, D, S, R)(0, 3)
+    left, right = span(A, D, S, torch.zeros(5, 8), R)(0, 3)
     x, y = A / S.sqrt(), D / S.sqrt()
-    assert torch.allclose((left / S).norm(dim=-1), x.norm(dim=-1).expand(3, -1), rtol=0, atol=1e-4)
-    assert torch.allclose(right.norm(dim=-1), y.norm(dim=-1).expand(3, -1), rtol=0, atol=1e-4)
+    assert torch.allclose((left / S.sqrt()).norm(dim=-1), x.norm(dim=-1).expand(3, -1), rtol=0, atol=1e-4)
+    assert torch.allclose((right / S.sqrt()).norm(dim=-1), y.norm(dim=-1).expand(3, -1), rtol=0, atol=1e-4)
     # rotations that do nothing give the head itself
-    still = span(A, D, S, torch.eye(8)[None])(0, 1)
+    bias = normal(5, 8, seed=2)
+    still = span(A, D, S, bias, torch.eye(8)[None])(0, 1)  # the bias stays, whatever the rotation
     assert torch.allclose(still[0] * still[1], (A * D)[None], rtol=0, atol=1e-5)
 
 
@@ -86,12 +93,13 @@ def verdict_of(kind):
     c = A * D
     found = {
         name: compare(name, draw, DRAWS, c, prompt, generator())
-        for name, draw in (("gauge", gauge(A, D, R)), ("span", span(A, D, S, R)))
+        for name, draw in (("gauge", gauge(A, D, R)), ("span", span(A, D, S, torch.zeros(40, 32), R)))
     }
     verdict = judge(
         rank=32,
         n_firings=40,
         n_sink=0,
+        n_texts=10,
         energy=1.0,
         cancellation=float(c.abs().sum(-1).div(c.sum(-1).abs()).quantile(0.5)),
         separations={name: (one, one.p) for name, one in found.items()},
@@ -120,6 +128,51 @@ def test_p_values_of_heads_without_structure_are_no_smaller_than_chance():
         p.append(compare("gauge", gauge(A, D, R), DRAWS, A * D, prompt, generator()).p)
     assert sum(value <= 0.05 for value in p) <= 6 and 0.35 < sum(p) / 40 < 0.65
     assert min(corrected(p)) > 0.05
+
+
+def structureless(name, basis, steepness):
+    """p of the span control for heads with steep spectra whose tokens are Gaussian noise: nothing in them is sparse."""
+    hf = build(name).double()
+    model = Model(hf, self_test=False)
+    steep = torch.linspace(0, -steepness, model.d_head, dtype=torch.float64).exp()
+    with torch.no_grad():
+        for part, weight in hf.named_parameters():
+            if "q_proj.weight" in part or "k_proj.weight" in part:  # rows are features
+                weight.mul_(steep.repeat(len(weight) // len(steep))[:, None])
+            if "c_attn.bias" in part:
+                weight.mul_(3)
+    p = []
+    for layer in range(model.n_layers):
+        modes, weights, norm = head_modes(model, layer), fold_attention_norm(model, layer), attention_norm(model, layer)
+        x = norm.normalise(torch.randn(24, 24, model.d_model, generator=generator(layer), dtype=torch.float64))
+        q, k, _ = weights.project(x)
+        q, k = form_queries_keys(model.geometry(layer), weights, q.detach(), k.detach())
+        row, query = torch.arange(24).repeat(3), torch.arange(72) % 20 + 4
+        key = (torch.rand(72, generator=generator(9)) * query).long()
+        rotations = random_rotations(DRAWS, model.d_head, generator(3)).double()
+        for head in range(modes.n_heads):
+            which = torch.full_like(row, head)
+            x_, d_, score = head_vectors(modes, q, k, row, which, query, key)
+            found = express(modes, Pairs(which, row, query, key, key < 0, score, score, x_, d_, score), basis)
+            draw = span(found.A, found.D, found.S, found.bias, rotations)
+            p.append(compare("span", draw, DRAWS, found.contributions, row, generator()).p)
+    return torch.tensor(p)
+
+
+@pytest.mark.parametrize(("name", "basis"), [("gpt2", "fixed"), ("llama", "offset"), ("gpt_neox", "offset")])
+def test_spans_are_no_sparser_than_heads_without_structure(name, basis):
+    p = structureless(name, basis, steepness=1)
+    assert 0.2 < p.mean() < 0.8 and ((p > 0.05) & (p < 0.95)).double().mean() >= 0.6
+
+
+def test_a_rotation_makes_spans_no_control_in_the_fixed_basis():
+    # why they are left out there: heads without structure look less sparse than their own control
+    assert structureless("llama", "fixed", steepness=3).mean() > 0.95
+
+
+def test_a_steep_spectrum_makes_spans_stricter_not_laxer_in_the_basis_of_offsets():
+    # the mean of the other keys is turned by the offset of the one that was chosen, which mixes its modes a little
+    assert (structureless("llama", "offset", steepness=3) > 0.05).all()
 
 
 def test_bootstrap_resamples_prompts():
@@ -154,13 +207,22 @@ def separated(q=0.001, low=0.05):
         ({"n_firings": 4}, "too few firings"),
         ({"separations": {}}, "not compared"),
         ({"separations": separated(q=0.2)}, "not separated"),
-        ({"separations": separated(q=None)}, "not separated"),
+        ({"separations": separated(q=None)}, "not compared"),
+        ({"n_texts": 4}, "too few firings"),
         ({"separations": separated(low=-0.01)}, "not separated"),
         ({"cancellation": 3.0}, "sparse but cancelling"),
         ({}, "sparse, separated"),
     ],
 )
 def test_verdicts(changed, verdict):
-    numbers = {"rank": 8, "n_firings": 50, "n_sink": 0, "energy": 1.0, "cancellation": 1.5, "separations": separated()}
+    numbers = {
+        "rank": 8,
+        "n_firings": 50,
+        "n_sink": 0,
+        "n_texts": 20,
+        "energy": 1.0,
+        "cancellation": 1.5,
+        "separations": separated(),
+    }
     assert judge(**(numbers | changed)) == verdict
     assert verdict in VERDICTS

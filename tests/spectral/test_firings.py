@@ -6,15 +6,15 @@ import torch
 from clearhead.errors import ClearheadError
 from clearhead.model import Model
 from clearhead.spectral.attention_modes import head_modes
-from clearhead.spectral.firings import KEEP_SINKS, Firings, Prompts, find_firings, read_sites, verify_pattern
+from clearhead.spectral.firings import Pairs, Prompts, express, find_firings, read_sites, verify_pattern
 from tests.model.test_weights import FAMILIES, TOKENS
 from tests.model.tiny_configs import build
 
 
-def firings_of(model, layer, threshold=0.5):
+def firings_of(model, layer, basis="fixed"):
     modes, sites = head_modes(model, layer), read_sites(model, [layer], TOKENS)[layer]
-    found = find_firings(modes, sites, torch.arange(len(TOKENS)) + 10, torch.Generator().manual_seed(0), threshold)
-    return modes, sites, found
+    found = find_firings(modes, sites, torch.arange(len(TOKENS)) + 10, torch.Generator().manual_seed(0))
+    return modes, sites, express(modes, found, basis)
 
 
 @pytest.mark.parametrize("name", ["llama", "mistral", "gpt2", "gemma2"])
@@ -58,8 +58,7 @@ def test_attention_is_rebuilt_from_the_modes_of_every_family(name):
 def test_the_basis_of_each_pairs_offset_has_the_same_sums_and_other_terms(name):
     model = Model(build(name).double(), self_test=False)
     modes, sites, fixed = firings_of(model, 1)
-    numbers, generator = torch.arange(len(TOKENS)) + 10, torch.Generator().manual_seed(0)
-    found = find_firings(modes, sites, numbers, generator, basis="offset")
+    _, _, found = firings_of(model, 1, "offset")
     assert torch.equal(found.query, fixed.query) and torch.equal(found.score, fixed.score)
     # the models rotate by float32 tables, which turning back in float64 does not undo to the last digit
     assert (found.contributions.sum(-1) - fixed.contributions.sum(-1)).abs().max() < 5e-6
@@ -107,7 +106,7 @@ def test_queries_that_see_one_key_never_fire(monkeypatch):
 def synthetic(n, heads, seed):
     generator = torch.Generator().manual_seed(seed)
     integers = torch.randint(5, (n,), generator=generator)
-    return Firings(
+    return Pairs(
         head=torch.randint(heads, (n,), generator=generator),
         prompt=integers,
         query=torch.arange(n),
@@ -115,24 +114,23 @@ def synthetic(n, heads, seed):
         sink=torch.rand(n, generator=generator) < 0.5,
         attention=torch.rand(n, generator=generator),
         score=torch.rand(n, generator=generator),
-        A=torch.rand(n, 3, generator=generator),
-        D=torch.rand(n, 3, generator=generator),
-        S=torch.ones(n, 3),
+        x=torch.rand(n, 3, generator=generator),
+        d=torch.rand(n, 3, generator=generator),
         priority=torch.rand(n, generator=generator),
     )
 
 
 def test_sampling_keeps_the_same_firings_whether_done_at_once_or_batch_by_batch():
     whole = synthetic(4000, 3, 0)
-    at_once = whole.sampled(50)
+    at_once = whole.sampled(50, 8)
     piecewise = whole.where(torch.arange(0))
     for part in torch.arange(4000).split(700):
-        piecewise = Firings.joined([piecewise, whole.where(part)]).sampled(50)
+        piecewise = Pairs.joined([piecewise, whole.where(part)]).sampled(50, 8)
     assert sorted(at_once.query.tolist()) == sorted(piecewise.query.tolist())
     for head in range(3):
-        assert len(at_once.of_head(head)) == 50
-        assert int(((at_once.head == head) & at_once.sink).sum()) == KEEP_SINKS
-    few = whole.where(torch.arange(20)).sampled(50)
+        assert int(((at_once.head == head) & ~at_once.sink).sum()) == 50
+        assert int(((at_once.head == head) & at_once.sink).sum()) == 8
+    few = whole.where(torch.arange(20)).sampled(50, 8)
     assert int((~few.sink).sum()) == int((~whole.sink[:20]).sum())
 
 

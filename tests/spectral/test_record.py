@@ -9,8 +9,9 @@ from clearhead.atlas import Atlas
 from clearhead.model import Model
 from clearhead.spectral.census import take_census
 from clearhead.spectral.firings import Prompts
+from clearhead.spectral.judging import compare_all, judge_all
 from clearhead.spectral.nearest import chance_cosine
-from clearhead.spectral.record import compare_all, judge_all, summarise, write_spectral_atlas
+from clearhead.spectral.record import summarise, write_spectral_atlas
 from clearhead.spectral.sparsity import n_recon, rolls_tovee
 from tests.model.tiny_configs import build
 

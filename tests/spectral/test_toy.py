@@ -6,7 +6,7 @@ import itertools
 import pytest
 import torch
 
-from clearhead.config.spectral import SpectralToy, ToySetting
+from clearhead.config.spectral_toy import SpectralToy, ToySetting
 from clearhead.errors import ClearheadError, NonFiniteError, UnknownNameError
 from clearhead.ops.rotation import rotate
 from clearhead.spectral import toy_metrics

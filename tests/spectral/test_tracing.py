@@ -208,8 +208,9 @@ def test_units_say_what_kind_of_component_wrote(traced):
 def test_starts_that_lead_nowhere_are_refused():
     stream = stream_of("gpt2")
     target = target_of(stream)
-    with pytest.raises(NothingToTraceError, match="does not prefer the answer"):
+    with pytest.raises(NothingToTraceError, match="the logit difference is -") as caught:
         find_seeds(stream, Target(target.wrong, target.answers))
+    assert caught.value.reason == "the model does not prefer the answer"
     with pytest.raises(ClearheadError, match="at least one answer"):
         find_seeds(stream, Target(()))
     with pytest.raises(ClearheadError, match="outside the vocabulary of 0 to 96"):

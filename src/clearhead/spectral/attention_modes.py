@@ -31,7 +31,7 @@ from clearhead.model.geometry import AttentionGeometry
 from clearhead.model.norms import HeadNorm
 from clearhead.model.rope import relative, rotate
 from clearhead.model.weights import AttentionWeights, fold_attention_norm
-from clearhead.spectral.factored import Factored, FactoredSVD, canonical_sign, decompose, rounding_floor
+from clearhead.spectral.factored import Factored, FactoredSVD, canonical_sign, decompose, residual, rounding_floor
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,7 +55,9 @@ class HeadModes:
     G_q: Float[Tensor, "h dh r"]
     G_k: Float[Tensor, "h dh r"]
     geometry: AttentionGeometry
-    space: "HeadSpace"
+    space: HeadSpace
+    b_q: Float[Tensor, "h dh"]
+    """The bias of the queries as scored, before rotation; zeros where there is none, or where a QK norm mixes it in."""
     offset: int | None = None
     """j − i for a basis that diagonalises one RoPE offset; its maps act on queries and keys that are not rotated."""
 
@@ -68,6 +70,12 @@ class HeadModes:
     def outside(self) -> Bool[Tensor, "h r"]:
         """Modes with zero singular value: they carry what biases and rotations add outside the reach of Ω."""
         return torch.arange(self.G_q.shape[-1], device=self.G_q.device) >= self.svd.rank[:, None]
+
+    @property
+    def has_offsets(self) -> bool:
+        """Whether pairs at one offset have a basis of their own: with RoPE, unless queries are normalised after it."""
+        norm = self.geometry.qk_norm
+        return self.geometry.rope is not None and not (norm is not None and norm.after_rope)
 
     def project(
         self, q: Float[Tensor, "*b h t dh"], k: Float[Tensor, "*b g t dh"]
@@ -108,7 +116,11 @@ class HeadModes:
         made = self._made_at(offset)
         U = self.svd.U.double().cpu() @ (self.space.u.mT @ made.u)
         V = self.svd.V.double().cpu() @ (self.space.v.mT @ made.v)
-        svd, made = _signed(U, V, made, self.svd.error.cpu())
+        # the frames were checked with the fixed basis; what is new is the decomposition of the small matrix
+        turned = self.space.R_q @ self._turn(offset) @ self.space.R_k.mT
+        top = made.S[..., 0].clamp_min(torch.finfo(made.S.dtype).tiny)
+        error = residual(turned, made.u, made.S, made.v) / top + self.svd.error.cpu()
+        svd, made = _signed(U, V, made, error)
         like = self.G_q
         moved = replace(self, svd=svd, G_q=made.G_q, G_k=made.G_k, offset=offset)
         return moved.to(like.dtype, like.device)
@@ -119,20 +131,21 @@ class HeadModes:
         return made.G_q.to(self.G_q), made.G_k.to(self.G_q), made.S.to(self.G_q)
 
     def _made_at(self, offset: int) -> "_Made":
-        if self.geometry.rope is None:
-            raise ClearheadError(f"layer {self.layer} has no rotary embedding: one basis serves every offset")
         if self.geometry.qk_norm is not None and self.geometry.qk_norm.after_rope:
             raise ClearheadError(f"layer {self.layer} normalises queries after RoPE: no matrix serves one offset")
         if self.offset is not None:
             raise ClearheadError("ask the fixed basis for an offset, not the basis of another offset")
-        turn = relative(self.geometry.rope, offset, self.geometry.d_head).to(self.space.R_q)
-        return _modes_of(self.space.R_q, self.space.R_k, turn, self.geometry.scale)
+        return _modes_of(self.space.R_q, self.space.R_k, self._turn(offset), self.geometry.scale)
+
+    def _turn(self, offset: int) -> Float[Tensor, "dh dh"]:
+        if self.geometry.rope is None:
+            raise ClearheadError(f"layer {self.layer} has no rotary embedding: one basis serves every offset")
+        return relative(self.geometry.rope, offset, self.geometry.d_head).to(self.space.R_q)
 
     def to(self, dtype: torch.dtype, device: torch.device | str) -> "HeadModes":
         """The same in another format and place; the small matrices of `space` stay as they are."""
-        return replace(
-            self, svd=self.svd.to(dtype, device), G_q=self.G_q.to(device, dtype), G_k=self.G_k.to(device, dtype)
-        )
+        maps = {name: getattr(self, name).to(device, dtype) for name in ("G_q", "G_k", "b_q")}
+        return replace(self, svd=self.svd.to(dtype, device), **maps)
 
 
 def head_modes(model: Model, layer: int, dtype: torch.dtype | None = None) -> HeadModes:
@@ -162,6 +175,7 @@ def head_modes(model: Model, layer: int, dtype: torch.dtype | None = None) -> He
         G_k=made.G_k,
         geometry=geometry,
         space=HeadSpace(R_q, R_k, made.u, made.v),
+        b_q=_query_bias(weights, geometry),
     )
     return modes.to(dtype or model.dtype, model.device)
 
@@ -172,6 +186,13 @@ def query_key_maps(weights: AttentionWeights) -> tuple[Float[Tensor, "h d dh"], 
     What remains of the norm is one positive factor per query and per key, which moves no direction.
     """
     return _fold_head_norm(weights.W_Q, weights.q_norm), _fold_head_norm(weights.W_K, weights.k_norm)
+
+
+def _query_bias(weights: AttentionWeights, geometry: AttentionGeometry) -> Float[Tensor, "h dh"]:
+    h, _, dh = weights.W_Q.shape
+    if weights.b_Q is None or weights.q_norm is not None:
+        return torch.zeros(h, dh, dtype=torch.float64)
+    return weights.b_Q * geometry.q_scale
 
 
 def query_key_products(model: Model, layer: int) -> Factored:

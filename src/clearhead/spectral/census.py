@@ -8,9 +8,9 @@ their read directions catch, and four behaviours of the whole head:
     duplicate   attention to the earlier copy of the query's token       on random tokens, repeated
     induction   attention to what followed the earlier copy              on random tokens, repeated
 
-Energy is the mean square of a token's coordinate along the read directions, for tokens of unit mean square: 1 is what
-random directions catch. A head whose directions catch almost nothing has modes that no text constrains. Nothing of size
-(query, key, mode) is formed; cost and memory are those of reading q, k and the pattern.
+Energy is the mean square of a token's coordinate along the read directions, for tokens of unit mean square, on the
+first thousand tokens: 1 is what random directions catch. A head whose directions catch almost nothing has modes that no
+text constrains. Nothing of size (query, key, mode) is formed: cost and memory are those of reading q, k and patterns.
 """
 
 import time
@@ -23,15 +23,19 @@ from torch import Tensor
 
 from clearhead.errors import ClearheadError
 from clearhead.model.access import Model
+from clearhead.model.weights import attention_norm
 from clearhead.runs import progress
 from clearhead.spectral.attention_modes import HeadModes, head_modes
 from clearhead.spectral.firings import (
     KEEP,
+    KEEP_SINKS,
     THRESHOLD,
     Basis,
     Firings,
+    Pairs,
     Prompts,
     Sites,
+    express,
     find_firings,
     read_sites,
     verify_pattern,
@@ -50,10 +54,17 @@ class LayerCensus:
     n_firings: Int[Tensor, " h"]
     """All firings, those on sinks left out; `firings` holds a sample of them."""
     n_sink: Int[Tensor, " h"]
+    basis: Basis
+    """The basis the firings are in: `fixed` also where a layer has no offsets of its own."""
     energy_query: Float[Tensor, " h"]
     energy_key: Float[Tensor, " h"]
     behaviour: dict[str, Float[Tensor, " h"]]
     """previous, sink, duplicate, induction."""
+
+    @property
+    def unmixed(self) -> bool:
+        """Whether A and D are coordinates along the modes' directions, which RoPE in the fixed basis mixes."""
+        return self.basis == "offset" or self.modes.geometry.rope is None
 
 
 @dataclass
@@ -75,8 +86,9 @@ def take_census(
     *,
     layers: Sequence[int] | None = None,
     threshold: float = THRESHOLD,
-    basis: Basis = "fixed",
+    basis: Basis = "offset",
     keep: int = KEEP,
+    keep_sinks: int = KEEP_SINKS,
     seed: int = 0,
     quiet: bool = False,
 ) -> Census:
@@ -92,11 +104,7 @@ def take_census(
     spent: dict[str, float] = {"decomposition": 0.0, "forward": 0.0, "statistics": 0.0}
     with _timed(spent, "decomposition"):
         modes, refused = decompose_layers(model, model.attention_layers if layers is None else layers)
-    if basis == "offset" and all(one.geometry.rope is None for one in modes.values()):
-        raise ClearheadError(
-            f"{model.name} has no rotary embedding: one basis serves every offset; leave out the basis"
-        )
-    pieces: dict[int, list[Firings]] = {layer: [] for layer in modes}
+    pieces: dict[int, list[Pairs]] = {layer: [] for layer in modes}
     sums = {layer: _Sums.empty(modes[layer]) for layer in modes}
     generator = torch.Generator().manual_seed(seed)
     first = True
@@ -108,14 +116,19 @@ def take_census(
                 for layer, seen in sites.items():
                     if first:
                         verify_pattern(modes[layer], seen, model.dtype)
-                    found = find_firings(modes[layer], seen, numbers, generator, threshold, basis)
+                    found = find_firings(modes[layer], seen, numbers, generator, threshold)
                     sums[layer].add(modes[layer], seen, found)
-                    pieces[layer] = [Firings.joined([*pieces[layer], found]).sampled(keep)]
+                    pieces[layer] = [Pairs.joined([*pieces[layer], found]).sampled(keep, keep_sinks)]
             first = False
             advance(tokens.numel())
     with _timed(spent, "statistics"):
         repeated = repeated_behaviour(model, list(modes), seed)
-        found = {layer: sums[layer].census(modes[layer], pieces[layer][0], repeated[layer]) for layer in modes}
+        energies = measure_energy(model, modes, next(prompts.batches(model))[1])
+        found = {}
+        for layer, of_layer in modes.items():
+            own: Basis = basis if of_layer.has_offsets else "fixed"
+            firings = express(_on_cpu(of_layer), pieces[layer][0], own)
+            found[layer] = sums[layer].census(of_layer, firings, own, energies[layer], repeated[layer])
     return Census(found, refused, threshold, basis, spent)
 
 
@@ -147,52 +160,69 @@ def repeated_behaviour(model: Model, layers: Sequence[int], seed: int) -> dict[i
     return scores
 
 
+ENERGY_TOKENS = 1024
+
+
+def measure_energy(
+    model: Model, modes: dict[int, HeadModes], tokens: Int[Tensor, "b t"]
+) -> dict[int, tuple[Float[Tensor, " h"], Float[Tensor, " h"]]]:
+    """Mean square of tokens' coordinates along each head's query and key directions, for tokens of unit mean square.
+
+    Read from the residual stream, normalised as the layer normalises it, so that neither biases nor rotations count.
+    """
+    some = tokens[: max(1, ENERGY_TOKENS // tokens.shape[1])]
+    run = model.run(some, read=[f"resid_pre.{layer}" for layer in modes])
+    energies = {}
+    for layer, of_layer in modes.items():
+        norm, stream = attention_norm(model, layer), run[f"resid_pre.{layer}"].float().flatten(0, 1)
+        x = stream if norm is None else norm.normalise(stream)
+        x = x / x.square().mean().sqrt().clamp_min(torch.finfo(x.dtype).tiny)
+        real = (~of_layer.outside).sum(-1).clamp_min(1)
+        query, key = (
+            (torch.einsum("nd,hdr->nhr", x, side.float()).square().mean(0) * ~of_layer.outside).sum(-1) / real
+            for side in (of_layer.svd.U, of_layer.svd.V)
+        )
+        energies[layer] = query.double().cpu(), key.double().cpu()
+    return energies
+
+
+def _on_cpu(modes: HeadModes) -> HeadModes:
+    return modes.to(modes.G_q.dtype, "cpu")
+
+
 @dataclass
 class _Sums:
     """Sums over all tokens of the texts, per head."""
 
     n_firings: Tensor
     n_sink: Tensor
-    energy_query: Tensor
-    energy_key: Tensor
     previous: Tensor
     sink: Tensor
-    n_tokens: int = 0
     n_later: int = 0
     """Tokens that have one before them."""
 
     @classmethod
     def empty(cls, modes: HeadModes) -> "_Sums":
         count, total = torch.zeros(modes.n_heads, dtype=torch.int64), torch.zeros(modes.n_heads, dtype=torch.float64)
-        return cls(count, count.clone(), total, total.clone(), total.clone(), total.clone())
+        return cls(count, count.clone(), total, total.clone())
 
-    def add(self, modes: HeadModes, sites: Sites, found: Firings) -> None:
-        h = modes.n_heads
-        self.n_firings += torch.bincount(found.head[~found.sink], minlength=h)
-        self.n_sink += torch.bincount(found.head[found.sink], minlength=h)
-        A, B = modes.project(sites.q, sites.k)
-        size = torch.where(modes.outside, torch.inf, modes.svd.S)[:, None]
-        real = (~modes.outside).sum(-1).clamp_min(1)
-        scale = modes.geometry.scale**2
-        self.energy_query += (A.square() / (size * scale)).sum((0, 2, 3)).double().cpu() / real.cpu()
-        self.energy_key += (B.square() / size).sum((0, 2, 3)).double().cpu() / real.cpu()
+    def add(self, modes: HeadModes, sites: Sites, found: Pairs) -> None:
+        self.n_firings += torch.bincount(found.head[~found.sink], minlength=modes.n_heads)
+        self.n_sink += torch.bincount(found.head[found.sink], minlength=modes.n_heads)
         self.previous += sites.pattern.diagonal(-1, -2, -1).sum((0, 2)).double().cpu()
         self.sink += sites.pattern[..., 1:, 0].sum((0, 2)).double().cpu()
-        b, t = sites.pattern.shape[0], sites.pattern.shape[-1]
-        self.n_tokens += b * t
-        self.n_later += b * (t - 1)
+        self.n_later += sites.pattern.shape[0] * (sites.pattern.shape[-1] - 1)
 
-    def census(self, modes: HeadModes, firings: Firings, repeated: dict[str, Tensor]) -> LayerCensus:
+    def census(
+        self,
+        modes: HeadModes,
+        firings: Firings,
+        basis: Basis,
+        energies: tuple[Tensor, Tensor],
+        repeated: dict[str, Tensor],
+    ) -> LayerCensus:
         behaviour = {"previous": self.previous / self.n_later, "sink": self.sink / self.n_later, **repeated}
-        return LayerCensus(
-            modes,
-            firings,
-            self.n_firings,
-            self.n_sink,
-            self.energy_query / self.n_tokens,
-            self.energy_key / self.n_tokens,
-            behaviour,
-        )
+        return LayerCensus(modes, firings, self.n_firings, self.n_sink, basis, *energies, behaviour)
 
 
 class _timed:  # noqa: N801

@@ -1,8 +1,8 @@
 """The two controls that need a model: random subspaces of its residual stream, and its own architecture untrained.
 
 Both look at the very firings that the census kept. `subspace` replaces U and V by random orthonormal directions of the
-stream that the heads read, c = (x·U′) S (V′·(y − ȳ)): is the sparsity that of any directions with this spectrum? It has
-no rotary factor, which would need the head's own directions. `untrained` asks the same pairs of a model with initial
+stream that the heads read, c = (x·U′) S (V′·(y − ȳ)): is the sparsity that of any directions with this spectrum?
+`untrained` asks the same pairs of a model with initial
 weights (its transformers class initialises it, from a seed): is the sparsity there before training?
 """
 
@@ -23,8 +23,8 @@ from clearhead.spectral.firings import (
     Basis,
     Firings,
     Prompts,
-    Sides,
-    query_and_key_sides,
+    express,
+    head_vectors,
     read_queries_and_keys,
 )
 from clearhead.spectral.sparsity import n_recon, relative_key, rolls_tovee, visible_count, visible_mean
@@ -37,18 +37,22 @@ Drawn = dict[tuple[int, int], list[Separation]]
 
 
 def compare_subspaces(model: Model, prompts: Prompts, census: Census, seed: int) -> Drawn:
-    """Every head with firings against `SUBSPACE_DRAWS` random pairs of subspaces of the residual stream."""
+    """Every head with firings against `SUBSPACE_DRAWS` random pairs of subspaces of the residual stream.
+
+    Layers whose firings are in the fixed basis of a product that rotates are left out (see `controls`).
+    """
+    fair = {layer: found for layer, found in census.layers.items() if found.unmixed}
     generator = torch.Generator().manual_seed(seed)
-    collected = {layer: _Collected(SUBSPACE_DRAWS) for layer in census.layers}
-    frames = {layer: _random_frames(found, model.d_model, generator) for layer, found in census.layers.items()}
+    collected = {layer: _Collected(SUBSPACE_DRAWS) for layer in fair}
+    frames = {layer: _random_frames(found, model.d_model, generator) for layer, found in fair.items()}
     with progress("random subspaces", prompts.n_tokens) as advance:
         for numbers, tokens in prompts.batches(model):
-            run = model.run(tokens, read=[f"resid_pre.{layer}" for layer in census.layers])
-            for layer, found in census.layers.items():
+            run = model.run(tokens, read=[f"resid_pre.{layer}" for layer in fair])
+            for layer, found in fair.items():
                 for chosen, row in _in_batch(found.firings, numbers):
                     norm = attention_norm(model, layer)
                     stream = run[f"resid_pre.{layer}"].to(frames[layer][0].dtype)
-                    x = stream if norm is None else norm.plain().normalise(stream)
+                    x = stream if norm is None else norm.normalise(stream)
                     collected[layer].add(chosen, _subspace_contributions(found, frames[layer], x.cpu(), chosen, row))
             advance(tokens.numel())
     return _separations("subspace", census, collected, generator)
@@ -61,8 +65,8 @@ def compare_untrained(model: Model, prompts: Prompts, census: Census, seed: int)
         blank = untrained(model, seed + draw)
         modes, _ = decompose_layers(blank, list(census.layers))
         firings = {layer: census.layers[layer].firings for layer in modes}
-        for layer, chosen, sides in sides_of_firings(blank, modes, firings, prompts, census.basis):
-            collected[layer].add(chosen, (sides.A * sides.D).cpu()[None], draw)
+        for layer, chosen, seen in sides_of_firings(blank, modes, firings, prompts, census.basis):
+            collected[layer].add(chosen, seen.contributions[None], draw)
     return _separations("untrained", census, collected, torch.Generator().manual_seed(seed))
 
 
@@ -73,15 +77,16 @@ def sides_of_firings(
     prompts: Prompts,
     basis: Basis,
     quiet: bool = False,
-) -> Iterator[tuple[int, Int[Tensor, " n"], Sides]]:
-    """Layer, indices of firings and sides, as `model` has them at firings that were found in another model."""
+) -> Iterator[tuple[int, Int[Tensor, " n"], Firings]]:
+    """Layer, indices of firings, and those firings as `model` has them, which were found in another model."""
     with progress(f"{model.name} at given pairs", prompts.n_tokens, quiet=quiet) as advance:
         for numbers, tokens in prompts.batches(model):
             for layer, (q, k) in read_queries_and_keys(model, list(modes), tokens).items():
                 for chosen, row in _in_batch(firings[layer], numbers):
                     some = firings[layer].where(chosen)
-                    row, head, query, key = (part.to(q.device) for part in (row, some.head, some.query, some.key))
-                    yield layer, chosen, query_and_key_sides(modes[layer], q, k, row, head, query, key, basis)
+                    places = [part.to(q.device) for part in (row, some.head, some.query, some.key)]
+                    x, d, _ = head_vectors(modes[layer], q, k, *places)
+                    yield layer, chosen, express(modes[layer].to(x.dtype, "cpu"), some.moved(x.cpu(), d.cpu()), basis)
             advance(tokens.numel())
 
 
@@ -124,7 +129,7 @@ def _separations(
 ) -> Drawn:
     result: Drawn = {}
     for layer, found in census.layers.items():
-        if not collected[layer].firing:
+        if layer not in collected or not collected[layer].firing:
             continue
         sparsity, counts = collected[layer].table(len(found.firings))
         own = rolls_tovee(found.firings.contributions).double()
@@ -170,5 +175,5 @@ def _subspace_contributions(
     count = visible_count(f.query, window)
     mean = visible_mean(x, window)[row, f.query]
     query, key = frames
-    left = x[row, f.query] @ query * found.modes.svd.S.cpu()[f.head, : query.shape[-1]]
+    left = x[row, f.query] @ query * f.S[:, : query.shape[-1]]
     return left * relative_key(x[row, f.key] @ key, mean @ key, count)

@@ -3,14 +3,18 @@
 Five controls of a head's firings (A the query side, D the key side, c̃ = A ⊙ D, S the singular values):
 
     gauge      (A R) ⊙ (D R)          another basis of the same head: every logit is kept, only the axes are lost
-    span       (x·U R₁) S (V R₂·y)    spectrum and spans are kept, their pairing is lost; logits change
+    span       (x·U R₁) S (V R₂·y)    spectrum and spans are kept, their pairing is lost; logits change (a query's bias
+                                      stays where it is)
     subspace   (x·U′) S (V′·y)        random directions of the residual stream with the head's spectrum
     shuffle    A ⊙ D of another firing of the head: the query no longer meets the key that it chose
     untrained  the same pairs in the same architecture with initial weights
 
 The first, second and fourth need A and D only and live here; the other two run a model (control_runs.py). The papers
 say "random rotation of U and V" (SVF, 2602.13524) without a construction: `gauge` and `span` are its two readings. S
-should separate from both; N_recon is small for random bases too, because contributions cancel.
+should separate from both; N_recon is small for random bases too, because contributions cancel. `span` and `subspace`
+take A and D for coordinates along U and V. RoPE in the fixed basis mixes those (strong modes leak into weak ones and
+are blown up there), which makes a head without structure look less sparse than its own control: there they are left
+out, and so is the verdict. In the basis of each pair's offset they are calibrated (tested on structureless heads).
 
 Separation is judged per head by the mean S over its firings. p is the share of draws (each one rotation for all firings
 of the head) in which a control is as sparse, (1 + #)/(1 + draws); q corrects it for the number of heads (Benjamini and
@@ -69,12 +73,20 @@ def gauge(A: Float[Tensor, "n r"], D: Float[Tensor, "n r"], rotations: Float[Ten
 
 
 def span(
-    A: Float[Tensor, "n r"], D: Float[Tensor, "n r"], S: Float[Tensor, "n r"], rotations: Float[Tensor, "m r r"]
+    A: Float[Tensor, "n r"],
+    D: Float[Tensor, "n r"],
+    S: Float[Tensor, "n r"],
+    bias: Float[Tensor, "n r"],
+    rotations: Float[Tensor, "m r r"],
 ) -> Draw:
-    """The head's singular values with directions rotated within what it reads, each side by its own rotation."""
-    # up to constants A = (x·U) √S and D = (y·V) √S
-    x, y, other = A / S.sqrt(), D / S.sqrt(), rotations.roll(1, 0)
-    return lambda first, last: (x @ rotations[first:last] * S, y @ other[first:last])
+    """The head's singular values with directions rotated within what it reads, each side by its own rotation.
+
+    Up to constants A = (x·U) √S + bias and D = (y·V) √S. Only what comes from tokens is rotated: a bias lies anywhere
+    in the head's space, and in a weak mode it would be blown up by the division.
+    """
+    root, other = S.sqrt(), rotations.roll(1, 0)
+    x, y = (A - bias) / root, D / root
+    return lambda first, last: (x @ rotations[first:last] * root + bias, y @ other[first:last] * root)
 
 
 def shuffle(A: Float[Tensor, "n r"], D: Float[Tensor, "n r"], orders: Int[Tensor, "m n"]) -> Draw:

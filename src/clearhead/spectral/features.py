@@ -154,7 +154,7 @@ def recover_features(
         raise ClearheadError(f"head {layer}.{head} has a query-key product of zero, so it has no modes")
     U, S, V = modes.svd.U[head].cpu(), modes.svd.S[head].cpu(), modes.svd.V[head].cpu()
     count = min(n_modes, rank)
-    sigma = S[:count] * abs(modes.geometry.scale)
+    sigma = S[:count] * abs(modes.geometry.scale * modes.geometry.q_scale)
     halves, positions = _read(model, layer, tokens, U[:, :count], V[:, :count], batch_blocks)
     whole = halves[0] + halves[1]
     covariance = estimate_covariance(whole.moments, shrinkage)

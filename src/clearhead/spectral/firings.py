@@ -11,8 +11,8 @@ own attention is rebuilt from the modes and compared, so that a family whose sco
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, fields, replace
-from typing import Literal, NamedTuple
+from dataclasses import dataclass, fields
+from typing import Literal, NamedTuple, Self
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -82,8 +82,8 @@ class Sites(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)
-class Firings:
-    """Firings of one layer, in columns of one length n."""
+class Pairs:
+    """Pairs of a query and a key of one layer, in columns of one length n, as head vectors: no basis chosen yet."""
 
     head: Int[Tensor, " n"]
     prompt: Int[Tensor, " n"]
@@ -92,51 +92,62 @@ class Firings:
     sink: Bool[Tensor, " n"]
     attention: Float[Tensor, " n"]
     score: Float[Tensor, " n"]
-    A: Float[Tensor, "n r"]
-    """What each mode reads in the query."""
-    D: Float[Tensor, "n r"]
-    """What it reads in the key, less the mean over the other visible keys."""
-    S: Float[Tensor, "n r"]
-    """Singular values of the modes: the head's, or those of the pair's RoPE offset."""
+    x: Float[Tensor, "n dh"]
+    """The query."""
+    d: Float[Tensor, "n dh"]
+    """The key, less the mean of the other visible keys."""
     priority: Float[Tensor, " n"]
-    """Random numbers that decide which firings are kept; independent of everything else."""
-
-    @property
-    def contributions(self) -> Float[Tensor, "n r"]:
-        """c̃: how much of the relative score each mode contributes."""
-        return self.A * self.D
+    """Random numbers that decide which pairs are kept; independent of everything else."""
 
     def __len__(self) -> int:
         return len(self.head)
 
-    def where(self, kept: Tensor) -> "Firings":
-        """The firings at a mask or at indices."""
-        return Firings(**{field.name: getattr(self, field.name)[kept] for field in fields(self)})
+    def where(self, kept: Tensor) -> Self:
+        """The pairs at a mask or at indices."""
+        return type(self)(**{field.name: getattr(self, field.name)[kept] for field in fields(self)})
 
-    def of_head(self, head: int) -> "Firings":
-        """The firings of one head that are not on a sink."""
-        return self.where((self.head == head) & ~self.sink)
+    def moved(self, x: Float[Tensor, "n dh"], d: Float[Tensor, "n dh"]) -> "Pairs":
+        """The same places with what another model has there; attention and score stay those of the first."""
+        columns = {field.name: getattr(self, field.name) for field in fields(Pairs)}
+        return Pairs(**columns | {"x": x, "d": d})
 
-    def moved(self, A: Float[Tensor, "n r"], D: Float[Tensor, "n r"], S: Float[Tensor, "n r"]) -> "Firings":
-        """The same places with what another model reads there; attention and score stay those of the first."""
-        return replace(self, A=A, D=D, S=S)
+    @classmethod
+    def joined(cls, parts: Sequence[Self]) -> Self:
+        """All pairs of several batches."""
+        return cls(**{field.name: torch.cat([getattr(part, field.name) for part in parts]) for field in fields(cls)})
 
-    @staticmethod
-    def joined(parts: Sequence["Firings"]) -> "Firings":
-        """All firings of several batches."""
-        names = [field.name for field in fields(Firings)]
-        return Firings(**{name: torch.cat([getattr(part, name) for part in parts]) for name in names})
-
-    def sampled(self, keep: int) -> "Firings":
-        """At most `keep` firings per head, and `KEEP_SINKS` on sinks, by priority."""
+    def sampled(self, keep: int, keep_sinks: int) -> Self:
+        """At most `keep` pairs per head, and `keep_sinks` on sinks, by priority."""
         group = self.head * 2 + self.sink
         order = torch.argsort(self.priority)
         order = order[torch.argsort(group[order], stable=True)]
         group = group[order]
         # place within its group: how far from where the group's run begins
         place = torch.arange(len(group)) - torch.searchsorted(group, group)
-        limit = torch.where(group % 2 == 1, KEEP_SINKS, keep)
-        return self.where(order[place < limit].sort().values)
+        return self.where(order[place < torch.where(group % 2 == 1, keep_sinks, keep)].sort().values)
+
+
+@dataclass(frozen=True, eq=False)
+class Firings(Pairs):
+    """Pairs in the modes of their heads."""
+
+    A: Float[Tensor, "n r"]
+    """What each mode reads in the query."""
+    D: Float[Tensor, "n r"]
+    """What it reads in the key, less the mean over the other visible keys."""
+    S: Float[Tensor, "n r"]
+    """Singular values of the modes: the head's, or those of the pair's RoPE offset."""
+    bias: Float[Tensor, "n r"]
+    """The part of A that the query's bias makes, the same for all queries."""
+
+    @property
+    def contributions(self) -> Float[Tensor, "n r"]:
+        """c̃: how much of the relative score each mode contributes."""
+        return self.A * self.D
+
+    def of_head(self, head: int) -> Self:
+        """The firings of one head that are not on a sink."""
+        return self.where((self.head == head) & ~self.sink)
 
 
 def read_sites(model: Model, layers: Sequence[int], tokens: Int[Tensor, "b t"]) -> dict[int, Sites]:
@@ -181,40 +192,29 @@ def find_firings(
     prompts: Int[Tensor, " b"],
     generator: torch.Generator,
     threshold: float = THRESHOLD,
-    basis: Basis = "fixed",
-) -> Firings:
-    """The firings of one layer in a batch; queries that see one or two keys never fire."""
+) -> Pairs:
+    """Where one layer fires in a batch; queries that see one or two keys never fire."""
     attention, key = sites.pattern.max(-1)
     positions = torch.arange(attention.shape[-1], device=attention.device)
     even = 1 / visible_count(positions, modes.geometry.window)
     row, head, query = (attention > (ABOVE_EVEN * even).clamp(threshold, 1)).nonzero(as_tuple=True)
     key, attention = key[row, head, query], attention[row, head, query]
-    sides = query_and_key_sides(modes, sites.q, sites.k, row, head, query, key, basis)
-    return Firings(
+    x, d, score = head_vectors(modes, sites.q, sites.k, row, head, query, key)
+    return Pairs(
         head=head.cpu(),
         prompt=prompts[row.cpu()],
         query=query.cpu(),
         key=key.cpu(),
         sink=(key == 0).cpu(),
         attention=attention.cpu(),
-        score=sides.score.cpu(),
-        A=sides.A.cpu(),
-        D=sides.D.cpu(),
-        S=sides.S.cpu(),
+        score=score.cpu(),
+        x=x.cpu(),
+        d=d.cpu(),
         priority=torch.rand(len(row), generator=generator),
     )
 
 
-class Sides(NamedTuple):
-    """What the modes read in given pairs."""
-
-    A: Float[Tensor, "n r"]
-    D: Float[Tensor, "n r"]
-    S: Float[Tensor, "n r"]
-    score: Float[Tensor, " n"]
-
-
-def query_and_key_sides(
+def head_vectors(
     modes: HeadModes,
     q: Float[Tensor, "b h t dh"],
     k: Float[Tensor, "b g t dh"],
@@ -222,31 +222,35 @@ def query_and_key_sides(
     head: Int[Tensor, " n"],
     query: Int[Tensor, " n"],
     key: Int[Tensor, " n"],
-    basis: Basis = "fixed",
-) -> Sides:
-    """A, D and singular values of given pairs; A·D sums to the relative score. Every query needs two visible keys.
-
-    In the basis `offset` each pair is seen in the modes of its own RoPE offset, queries and keys turned back by their
-    positions; the sums are the same. Raises `ClearheadError` where a layer has no such bases.
-    """
+) -> tuple[Float[Tensor, "n dh"], Float[Tensor, "n dh"], Float[Tensor, " n"]]:
+    """Query, relative key and score of given pairs; x·d · scale is the relative score. Queries need two keys."""
     geometry = modes.geometry
-    turned = basis == "offset" and geometry.rope is not None  # without a rotation one basis serves every offset
     of_key = head // (geometry.n_heads // geometry.n_kv_heads)
     x, y = q[row, head, query], k[row, of_key, key]
     mean = visible_mean(k, geometry.window)[row, of_key, query]
-    d = relative_key(y, mean, visible_count(query, geometry.window))
-    score = (x * y).sum(-1) * geometry.scale
-    if turned:
-        x, d = modes.unrotate(x, query), modes.unrotate(d, key)
-    A, D, S = (x.new_empty(len(x), modes.G_q.shape[-1]) for _ in range(3))
-    offsets = key - query if turned else torch.zeros_like(key)
+    return x, relative_key(y, mean, visible_count(query, geometry.window)), (x * y).sum(-1) * geometry.scale
+
+
+def express(modes: HeadModes, pairs: Pairs, basis: Basis) -> Firings:
+    """Pairs in the modes of their heads; A·D sums to the relative score in either basis.
+
+    In the basis `offset` of a layer that has offsets, each pair is seen in the modes of its own RoPE offset, with its
+    vectors turned back by their positions (those of other keys in `d` as well). Elsewhere one basis serves all pairs.
+    """
+    turned = basis == "offset" and modes.has_offsets
+    x, d = (modes.unrotate(pairs.x, pairs.query), modes.unrotate(pairs.d, pairs.key)) if turned else (pairs.x, pairs.d)
+    A, D, S, bias = (x.new_zeros(len(x), modes.G_q.shape[-1]) for _ in range(4))
+    offsets = pairs.key - pairs.query if turned else torch.zeros_like(pairs.key)
     for offset in offsets.unique().tolist():
         G_q, G_k, sigma = modes.maps_at(offset) if turned else (modes.G_q, modes.G_k, modes.svd.S)
+        beta = torch.einsum("hd,hdr->hr", modes.b_q.to(G_q), G_q)
         at_offset = offsets == offset
-        for one in head[at_offset].unique().tolist():
-            here = at_offset & (head == one)
-            A[here], D[here], S[here] = x[here] @ G_q[one].to(x), d[here] @ G_k[one].to(x), sigma[one].to(x)
-    return Sides(A, D, S, score)
+        for head in pairs.head[at_offset].unique().tolist():
+            here = at_offset & (pairs.head == head)
+            A[here], D[here] = x[here] @ G_q[head].to(x), d[here] @ G_k[head].to(x)
+            S[here], bias[here] = sigma[head].to(x), beta[head].to(x)
+    columns = {field.name: getattr(pairs, field.name) for field in fields(Pairs)}
+    return Firings(**columns, A=A, D=D, S=S, bias=bias)
 
 
 def verify_pattern(modes: HeadModes, sites: Sites, dtype: torch.dtype) -> float:

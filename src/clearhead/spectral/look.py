@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from clearhead.errors import ClearheadError
 from clearhead.model.access import Model
 from clearhead.spectral.census import Census, take_census
-from clearhead.spectral.firings import THRESHOLD, Prompts
+from clearhead.spectral.firings import THRESHOLD, Basis, Prompts
 from clearhead.spectral.sparsity import cancellation, largest_rank, n_recon, rolls_tovee
 
 MODES_SHOWN = 4
@@ -116,8 +116,10 @@ class Look:
         return sorted(found, key=lambda one: one.sparsity)
 
 
-def look(model: Model, text: str, *, threshold: float = THRESHOLD) -> Look:
+def look(model: Model, text: str, *, threshold: float = THRESHOLD, basis: Basis = "offset") -> Look:
     """Every firing of every head in one text. Raises `ClearheadError` for a text of one token."""
     tokens = model.tokenize(text)[0].cpu()
-    census = take_census(model, Prompts([text], [tokens], "prompt"), threshold=threshold, keep=len(tokens))
+    every = len(tokens)
+    prompts = Prompts([text], [tokens], "prompt")
+    census = take_census(model, prompts, threshold=threshold, basis=basis, keep=every, keep_sinks=every)
     return Look(model.token_strings(tokens), census)

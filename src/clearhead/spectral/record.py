@@ -1,13 +1,11 @@
 """A census with its controls as an atlas, and its headline numbers.
 
-`compare_all` runs the controls, `summarise` says what a reader asks first, `write_spectral_atlas` fills the tables
-`prompts`, `spectra`, `controls`, `firings`, `modes` and `shared_modes` (docs/reference/atlas-schema.md).
+`summarise` says what a reader asks first, `write_spectral_atlas` fills the tables `prompts`, `spectra`, `controls`,
+`firings`, `modes` and `shared_modes` (docs/reference/atlas-schema.md).
 """
 
-import time
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,126 +15,19 @@ from torch import Tensor
 
 from clearhead.atlas.write import AtlasWriter
 from clearhead.model.access import Model
-from clearhead.runs import progress
 from clearhead.spectral.census import Census, LayerCensus
-from clearhead.spectral.control_runs import compare_subspaces, compare_untrained
-from clearhead.spectral.controls import Separation, compare, corrected, gauge, random_rotations, shuffle, span
-from clearhead.spectral.firings import Basis, Firings, Prompts
+from clearhead.spectral.controls import Separation
+from clearhead.spectral.firings import Firings, Prompts
+from clearhead.spectral.judging import Judged, Place
 from clearhead.spectral.nearest import chance_cosine, nearest_tokens
 from clearhead.spectral.shared import SharedModes, find_shared, overlaps, random_overlap
 from clearhead.spectral.sparsity import cancellation, largest_rank, n_recon, rolls_tovee
-from clearhead.spectral.verdicts import VERDICTS, Verdict, judge
+from clearhead.spectral.verdicts import VERDICTS
 from clearhead.units.unit import Unit
 
 MODES_PER_FIRING = 8
 MODES_PER_HEAD = 6
 NEAREST = 6
-
-Place = tuple[int, int]
-"""Layer and head."""
-
-
-@dataclass(frozen=True)
-class HeadNumbers:
-    """One head's statistics over its firings; None without firings."""
-
-    sparsity: float | None
-    n_recon: float | None
-    cancellation: float | None
-    largest_rank: float | None
-
-
-def measure_head(firings: Firings) -> HeadNumbers:
-    """Mean S and medians over the firings of one head."""
-    if not len(firings):
-        return HeadNumbers(None, None, None, None)
-    c = firings.contributions
-    return HeadNumbers(
-        sparsity=float(rolls_tovee(c).double().mean()),
-        n_recon=float(n_recon(c).double().quantile(0.5)),
-        cancellation=float(cancellation(c).double().quantile(0.5)),
-        largest_rank=float(largest_rank(c).double().quantile(0.5)),
-    )
-
-
-def compare_all(
-    model: Model, prompts: Prompts, census: Census, *, draws: int, seed: int, untrained: bool = True
-) -> dict[Place, dict[str, Separation]]:
-    """Every head with firings against every control; `census.seconds` gains what each took."""
-    found: dict[Place, dict[str, Separation]] = {}
-    begun = time.process_time()
-    generator = torch.Generator().manual_seed(seed)
-    rotations: dict[int, Tensor] = {}
-    with progress("rotated bases", len(census.layers), "layers") as advance:
-        for layer, of_layer in census.layers.items():
-            for head in range(of_layer.modes.n_heads):
-                firings = of_layer.firings.of_head(head)
-                rank = int(of_layer.modes.svd.rank[head])
-                if not len(firings) or rank == 0:
-                    continue
-                if rank not in rotations:
-                    rotations[rank] = random_rotations(draws, rank, generator)
-                own = compare_bases(firings, rotations[rank], generator)
-                found[layer, head] = {separation.control: separation for separation in own}
-            advance(1)
-    census.seconds["rotations and shuffles"] = time.process_time() - begun
-    begun = time.process_time()
-    drawn = [compare_subspaces(model, prompts, census, seed)]
-    census.seconds["random subspaces"] = time.process_time() - begun
-    begun = time.process_time()
-    if untrained:
-        drawn.append(compare_untrained(model, prompts, census, seed))
-    census.seconds["untrained weights"] = time.process_time() - begun
-    for separations in drawn:
-        for place, some in separations.items():
-            found.setdefault(place, {}).update({separation.control: separation for separation in some})
-    return found
-
-
-def compare_bases(firings: Firings, rotations: Float[Tensor, "m r r"], generator: torch.Generator) -> list[Separation]:
-    """One head's firings against rotated bases and shuffled keys, in the first r modes: those that are not zero."""
-    (draws, r, _), n = rotations.shape, len(firings)
-    A, D, S = (part[:, :r] for part in (firings.A, firings.D, firings.S))
-    controls = {"gauge": gauge(A, D, rotations), "span": span(A, D, S, rotations)}
-    if n > 1:
-        orders = torch.rand(draws, n, generator=generator).argsort(-1)
-        controls["shuffle"] = shuffle(A, D, orders)
-    return [compare(name, draw, draws, A * D, firings.prompt, generator) for name, draw in controls.items()]
-
-
-@dataclass(frozen=True)
-class Judged:
-    """Every head's numbers, corrected p values and verdict."""
-
-    numbers: dict[Place, HeadNumbers]
-    q: dict[tuple[int, int, str], float]
-    verdicts: dict[Place, Verdict]
-
-
-def judge_all(census: Census, separations: Mapping[Place, Mapping[str, Separation]]) -> Judged:
-    """Verdicts on all heads; p is corrected over all heads with firings, per control."""
-    q: dict[tuple[int, int, str], float] = {}
-    for name in sorted({name for some in separations.values() for name in some}):
-        tested = {place: some[name].p for place, some in separations.items() if name in some}
-        known = {place: p for place, p in tested.items() if p is not None}
-        for (layer, head), value in zip(known, corrected(list(known.values())), strict=True):
-            q[layer, head, name] = value
-    numbers, verdicts = {}, {}
-    for layer, found in census.layers.items():
-        for head in range(found.modes.n_heads):
-            place = layer, head
-            numbers[place] = measure_head(found.firings.of_head(head))
-            verdicts[place] = judge(
-                rank=int(found.modes.svd.rank[head]),
-                n_firings=int(found.n_firings[head]),
-                n_sink=int(found.n_sink[head]),
-                energy=float(torch.minimum(found.energy_query[head], found.energy_key[head])),
-                cancellation=numbers[place].cancellation,
-                separations={
-                    name: (one, q.get((layer, head, name))) for name, one in separations.get(place, {}).items()
-                },
-            )
-    return Judged(numbers, q, verdicts)
 
 
 def summarise(census: Census, separations: Mapping[Place, Mapping[str, Separation]], judged: Judged) -> dict[str, Any]:
@@ -163,8 +54,9 @@ def summarise(census: Census, separations: Mapping[Place, Mapping[str, Separatio
     if places:
         own = torch.tensor([judged.numbers[place].sparsity for place in places], dtype=torch.float64)
         summary["sparsity_of_heads"] = _quartiles(own)
-        summary["n_recon_of_firings"] = _quartiles(counts)
-        summary["n_recon_share_up_to_4"] = float((counts <= 4).double().mean())
+        # at most `firings.KEEP` per head, so that busy heads do not drown the others
+        summary["n_recon_of_kept_firings"] = _quartiles(counts)
+        summary["n_recon_of_kept_up_to_4"] = float((counts <= 4).double().mean())
         for name in sorted({name for some in separations.values() for name in some}):
             of = [some[name] for some in separations.values() if name in some]
             drawn = torch.tensor([one.sparsity for one in of], dtype=torch.float64)
@@ -209,7 +101,7 @@ def write_spectral_atlas(
             atlas.append("spectra", _spectra(layer, found, judged))
             _append(atlas, "controls", _controls(layer, separations, judged))
             _append(atlas, "firings", _firings(layer, found.firings))
-            _append(atlas, "modes", _modes(model, layer, found, census.basis))
+            _append(atlas, "modes", _modes(model, layer, found))
             _append(atlas, "shared_modes", _shared(layer, found))
             shared[layer] = find_shared(found.modes, generator)
             atlas.append_metrics(
@@ -294,7 +186,7 @@ def _firings(layer: int, firings: Firings) -> dict[str, Any]:
     }
 
 
-def _modes(model: Model, layer: int, found: LayerCensus, basis: Basis) -> dict[str, Any]:
+def _modes(model: Model, layer: int, found: LayerCensus) -> dict[str, Any]:
     """The modes that carry most of each head's contributions, with the tokens nearest to their directions."""
     rows: dict[str, list[Any]] = {
         name: [] for name in ("unit_id", "layer", "head", "mode", "sigma", "degenerate", "share")
@@ -318,7 +210,7 @@ def _modes(model: Model, layer: int, found: LayerCensus, basis: Basis) -> dict[s
     columns: dict[str, Any] = dict(rows)
     heads, modes = torch.tensor(rows["head"]), torch.tensor(rows["mode"])
     for name, vectors in (("query_tokens", found.modes.svd.U), ("key_tokens", found.modes.svd.V)):
-        if basis == "offset":  # a mode of that number is another direction at every offset
+        if found.basis == "offset":  # a mode of that number is another direction at every offset
             columns[name] = [[] for _ in rows["mode"]]
         else:
             columns[name] = _tokens_above_chance(model, layer, vectors.cpu()[heads, :, modes].T)

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from clearhead.config import Dtype
 from clearhead.errors import ClearheadError
@@ -25,9 +26,9 @@ from clearhead.model.access import Model
 from clearhead.runs import progress
 from clearhead.spectral.census import Census, LayerCensus, take_census
 from clearhead.spectral.control_runs import sides_of_firings
-from clearhead.spectral.controls import RECON_DRAWS, compare, gauge, random_rotations, span
+from clearhead.spectral.controls import RECON_DRAWS, random_rotations
 from clearhead.spectral.firings import Basis, Firings, Prompts
-from clearhead.spectral.sparsity import cancellation, n_recon, rolls_tovee
+from clearhead.spectral.judging import compare_bases, measure_head
 
 FEWEST_CHECKPOINTS = 2
 _STEP = re.compile(r"(\d+)(?!.*\d)")
@@ -158,13 +159,13 @@ def _at_pairs(model: Model, prompts: Prompts, own: Census, followed: Census) -> 
     """The firings of `followed` with A and D as this checkpoint has them."""
     modes = {layer: found.modes for layer, found in own.layers.items()}
     firings = {layer: followed.layers[layer].firings for layer in modes}
+    parts: dict[int, list[tuple[Tensor, Firings]]] = {layer: [] for layer in modes}
+    for layer, chosen, seen in sides_of_firings(model, modes, firings, prompts, followed.basis, quiet=True):
+        parts[layer].append((chosen, seen))
     moved = {}
     for layer, one in firings.items():
-        A, D, S = (torch.zeros_like(one.A) for _ in range(3))
-        moved[layer] = one.moved(A, D, S)
-    for layer, chosen, sides in sides_of_firings(model, modes, firings, prompts, followed.basis, quiet=True):
-        one = moved[layer]
-        one.A[chosen], one.D[chosen], one.S[chosen] = sides.A.cpu(), sides.D.cpu(), sides.S.cpu()
+        order = torch.cat([chosen for chosen, _ in parts[layer]]).argsort() if parts[layer] else torch.arange(0)
+        moved[layer] = Firings.joined([seen for _, seen in parts[layer]]).where(order) if len(order) else one
     return moved
 
 
@@ -174,20 +175,13 @@ def _row(step: int, layer: int, head: int, firings: Firings, own: LayerCensus, g
         ("sparsity", "n_recon", "cancellation", "gauge_sparsity", "gauge_n_recon", "span_sparsity")
     )
     if n and rank:
-        c = firings.contributions[:, :rank]
-        A, D, S = (part[:, :rank] for part in (firings.A, firings.D, firings.S))
-        rotations = random_rotations(RECON_DRAWS, rank, generator)
-        rotated, turned = (
-            compare(name, draw, RECON_DRAWS, c, firings.prompt, generator)
-            for name, draw in (("gauge", gauge(A, D, rotations)), ("span", span(A, D, S, rotations)))
-        )
-        numbers = {
-            "sparsity": float(rolls_tovee(c).double().mean()),
-            "n_recon": float(n_recon(c).double().quantile(0.5)),
-            "cancellation": float(cancellation(c).double().quantile(0.5)),
-            "gauge_sparsity": rotated.sparsity,
-            "gauge_n_recon": rotated.n_recon,
-            "span_sparsity": turned.sparsity,
+        rotations = random_rotations(RECON_DRAWS, firings.A.shape[-1], generator)
+        drawn = compare_bases(firings, rotations, generator, own.basis, unmixed=own.unmixed)
+        found = {one.control: one for one in drawn}
+        numbers = {name: getattr(measure_head(firings), name) for name in ("sparsity", "n_recon", "cancellation")} | {
+            "gauge_sparsity": found["gauge"].sparsity,
+            "gauge_n_recon": found["gauge"].n_recon,
+            "span_sparsity": found["span"].sparsity if "span" in found else None,
         }
     behaviour = {name: float(values[head]) for name, values in own.behaviour.items()}
     return SweepRow(step, layer, head, n, n_firings=int(own.n_firings[head]), **numbers, **behaviour)

@@ -4,8 +4,8 @@
     no firings                no key ever received more than the threshold of attention
     sink                      more than 95 of 100 firings are on the first token
     no token energy           the directions catch under 1 % of what random directions catch
-    too few firings           fewer than 5 to measure
-    not compared              the controls were not run
+    too few firings           fewer than 5 to measure, or from fewer than 5 texts
+    not compared              `gauge` or `span` was not run, is not defined, or had too few draws for a p value
     not separated             some of `gauge` and `span` are as sparse: q > 0.05, or an interval that holds 0
     sparse but cancelling     separated, but negative contributions are at least half of the positive ones
     sparse, separated         S is below both controls, and few modes add up without cancelling
@@ -14,7 +14,6 @@ The rules are clearhead's own; SVF (2602.13524) gives none. S must separate from
 steep spectrum alone passes the one and a lucky basis the other.
 """
 
-import math
 from collections.abc import Mapping
 from typing import Literal, get_args
 
@@ -47,14 +46,15 @@ def judge(
     rank: int,
     n_firings: int,
     n_sink: int,
+    n_texts: int,
     energy: float,
     cancellation: float | None,
     separations: Mapping[str, tuple[Separation, float | None]],
 ) -> Verdict:
     """The verdict on one head.
 
-    energy: the smaller of query and key energy; cancellation: its median over firings; separations: by control, with
-    the corrected p.
+    n_texts: how many texts its firings come from, which the intervals resample; energy: the smaller of query and key
+    energy; cancellation: its median over firings; separations: by control, with the corrected p.
     """
     if rank == 0:
         return "no query–key product"
@@ -64,11 +64,11 @@ def judge(
         return "sink"
     if energy < LOW_ENERGY:
         return "no token energy"
-    if n_firings < FEWEST or cancellation is None:
+    if min(n_firings, n_texts) < FEWEST or cancellation is None:
         return "too few firings"
     judged = [separations[name] for name in JUDGED_BY if name in separations]
-    if len(judged) < len(JUDGED_BY):
+    if len(judged) < len(JUDGED_BY) or any(q is None for _, q in judged):
         return "not compared"
-    if any(q is None or math.isnan(q) or q > LEVEL or found.low <= 0 for found, q in judged):
+    if any(q is not None and q > LEVEL or found.low <= 0 for found, q in judged):
         return "not separated"
     return "sparse but cancelling" if cancellation >= CANCELLING else "sparse, separated"
