@@ -2,20 +2,34 @@
 
 import re
 
+import pytest
+import torch
+
 from clearhead import cli
 from clearhead.bench.spectral import sum_error, time_spectral
+from clearhead.errors import ClearheadError
 from clearhead.model import Model
 from clearhead.spectral.attention_modes import head_modes
 from tests.model.test_weights import TOKENS
 
 
 def test_times_are_positive_and_sums_are_scores():
-    numbers = time_spectral("clearhead-tiny", context=32, blocks=4, repeats=1, threads=1)
-    assert numbers["heads"] == 8
-    for name in ("decomposition (CPU s)", "forward (CPU s)", "census (CPU s)", "census / forward"):
-        assert numbers[name] > 0
+    before = torch.get_num_threads()
+    numbers = time_spectral("clearhead-tiny", context=32, blocks=4, repeats=1, threads=before + 1)
+    assert torch.get_num_threads() == before
+    assert numbers["heads"] == 8 and numbers["tokens"] == 128
+    for clock in ("CPU", "wall"):
+        spent = [numbers[f"{name} ({clock} s)"] for name in ("decomposition", "forward", "census")]
+        assert min(spent) > 0 and numbers[f"census / forward ({clock})"] == spent[2] / spent[1]
     assert numbers["error of the sum, float32"] < 1e-4 and numbers["error of the sum, float64"] < 1e-10
     assert numbers["largest error of a decomposition"] < 1e-10
+
+
+def test_a_context_longer_than_the_models_is_refused_and_threads_stay():
+    before = torch.get_num_threads()
+    with pytest.raises(ClearheadError, match="context: expected 2 to 128"):
+        time_spectral("clearhead-tiny", context=200, blocks=1, repeats=1, threads=before + 1)
+    assert torch.get_num_threads() == before
 
 
 def test_a_wrong_basis_shows_as_an_error_of_the_sum():
@@ -32,5 +46,5 @@ def test_the_verb_writes_its_report(tmp_path, capsys):
     assert cli.main([*words, "--out", str(tmp_path)]) == 0
     (report,) = tmp_path.glob("*-spectral.md")
     text = report.read_text()
-    assert "| census / forward |" in text and re.search(r"Command: `clearhead ", text)
+    assert "| census / forward (CPU) |" in text and re.search(r"Command: `clearhead ", text)
     assert "written to" in capsys.readouterr().out

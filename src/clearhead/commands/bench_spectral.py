@@ -4,9 +4,11 @@ import dataclasses
 from typing import Any
 
 from clearhead.bench.spectral import time_spectral
-from clearhead.commands.bench_zpattern import write_report
+from clearhead.commands.report import write_report
 from clearhead.commands.table import say, show
 from clearhead.config import BenchSpectral
+
+MEASURED = "Medians of passes that take turns"
 
 
 def plan(config: BenchSpectral) -> dict[str, Any]:
@@ -27,7 +29,5 @@ def run(config: BenchSpectral) -> None:
     )
     show(numbers, f"spectral lens on {config.model}, medians:")
     sizes = {field.name: getattr(config, field.name) for field in dataclasses.fields(config) if field.name != "out"}
-    path = write_report(
-        config.out, "spectral", "The spectral lens: decomposing every head, and a census of firings", sizes, numbers
-    )
-    say(f"written to {path}")
+    title = "The spectral lens: decomposing every head, and a census of firings"
+    say(f"written to {write_report(config.out, 'spectral', title, sizes, MEASURED, numbers)}")

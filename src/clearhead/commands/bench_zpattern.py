@@ -1,15 +1,14 @@
 """`clearhead bench zpattern`: times the exact split of activations over source tokens, and keeps the result."""
 
 import dataclasses
-import datetime
-from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from clearhead.analysis.patterns import time_z_pattern
+from clearhead.commands.report import write_report
 from clearhead.commands.table import say, show
 from clearhead.config import BenchZPattern
-from clearhead.runs import environment, written_aside
+
+MEASURED = "Medians of wall time, attention included"
 
 
 def plan(config: BenchZPattern) -> dict[str, Any]:
@@ -30,30 +29,4 @@ def run(config: BenchZPattern) -> None:
     numbers = time_z_pattern(**sizes)
     show(numbers, f"z patterns of {config.blocks * config.context:,} tokens and {config.heads:,} heads, medians:")
     title = "z pattern: the exact split of every activation over its source tokens"
-    say(f"written to {write_report(config.out, 'zpattern', title, sizes, numbers)}")
-
-
-def write_report(
-    folder: Path, name: str, title: str, sizes: Mapping[str, object], numbers: Mapping[str, float]
-) -> Path:
-    """Write DATE-NAME.md with settings, numbers, machine and command, and return its path."""
-    env = environment()
-    report = [
-        f"# {title}",
-        "",
-        ", ".join(f"{option} = {value}" for option, value in sizes.items()) + ". Medians.",
-        "",
-        "| number | value |",
-        "|---|---|",
-        *(f"| {number} | {value:.4g} |" for number, value in numbers.items()),
-        "",
-        f"Machine: {env['processor']}, {env['cores']} cores; torch {env['versions']['torch']}; commit {env['commit']}; "
-        f"{datetime.datetime.now().astimezone().isoformat(timespec='minutes')}.",
-        "",
-        "Command: `" + " ".join(["clearhead", *env["command"][1:]]) + "`",
-        "",
-    ]
-    path = folder / f"{datetime.date.today().isoformat()}-{name}.md"
-    with written_aside(path) as aside:
-        aside.write_text("\n".join(report), encoding="utf-8")
-    return path
+    say(f"written to {write_report(config.out, 'zpattern', title, sizes, MEASURED, numbers)}")

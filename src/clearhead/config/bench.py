@@ -86,7 +86,7 @@ class BenchSpectral(Verb):
     context: int = 64
     """Tokens per block."""
     blocks: int = 32
-    """Blocks of random tokens."""
+    """Blocks of the default text, from its held-out part."""
     repeats: int = 3
     """Timed passes, in turns; medians are reported."""
     threads: int = 1
