@@ -6,7 +6,8 @@ import pytest
 
 import clearhead
 from clearhead.config import SCHEMA, VERBS, Analyze, BenchLorsa, Evaluate, TrainLorsa, View, resolve_layer
-from clearhead.configfile import differences, from_dict, from_file
+from clearhead.config.verb import shortened
+from clearhead.configfile import differences, from_dict, from_file, refuse_other_run
 from clearhead.errors import ClearheadError, CorruptFileError, UnknownNameError
 
 
@@ -168,3 +169,29 @@ def test_differences_name_the_fields():
     assert differences(old, new) == ["k: 64 -> 32", "out: None -> runs/b"]
     assert differences(old, new, ignore=("out",)) == ["k: 64 -> 32"]
     assert differences(old, TrainLorsa()) == []
+
+
+def test_a_directory_of_another_run_is_refused(tmp_path):
+    config = TrainLorsa(k=7, out=tmp_path)
+    refuse_other_run(tmp_path, config)  # nothing there
+    (tmp_path / "config.json").write_text(json.dumps(config.to_dict() | {"clearhead": "0.0.1"}))
+    refuse_other_run(tmp_path, dataclasses.replace(config, device="cpu", out=Path("elsewhere")))
+    with pytest.raises(ClearheadError, match=r"another run \(seed: 0 -> 1; k: 7 -> 8\); choose another"):
+        refuse_other_run(tmp_path, dataclasses.replace(config, k=8, seed=1))
+    refuse_other_run(tmp_path, dataclasses.replace(config, k=8), ("out", "k"))
+    with pytest.raises(ClearheadError, match="it is of `clearhead train lorsa`"):
+        refuse_other_run(tmp_path, View(run=tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        ("When Mary and John went to the store, John", "when-mary-and-john-went-to-the"),
+        ("  Ωmega: it's ", "mega-it-s"),
+        ("a" * 40 + " b", "a" * 32),
+        ("b " + "a" * 40, "b"),
+        ("词语 …", "prompt"),
+    ],
+)
+def test_prompts_name_directories(text, name):
+    assert shortened(text) == name

@@ -1,4 +1,4 @@
-"""Reads a configuration back from what `Verb.to_dict` wrote, and compares two of them.
+"""Reads a configuration back from what `Verb.to_dict` wrote, and compares it with that of a new run.
 
 Nothing is dropped or guessed: an unknown key, a value of the wrong type and a newer schema are errors that name the
 file, the nearest valid name, and the version of clearhead that wrote it. When `config.SCHEMA` is raised, the function
@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 from clearhead.config import SCHEMA, VERBS, Verb
-from clearhead.errors import CorruptFileError, UnknownNameError, nearest
+from clearhead.errors import ClearheadError, CorruptFileError, UnknownNameError, nearest
 from clearhead.runs import read_json
 
 STAMPS = ("schema", "verb", "clearhead")
@@ -63,6 +63,25 @@ def differences(old: Verb, new: Verb, *, ignore: tuple[str, ...] = ()) -> list[s
         for key in before | after
         if key not in ("clearhead", *ignore) and before.get(key) != after.get(key)
     ]
+
+
+def refuse_other_run(path: Path, config: Verb, ignore: tuple[str, ...] = ("out", "device")) -> None:
+    """Raise `ClearheadError` where the config.json in `path` is that of another run; the same run may be made again.
+
+    Fields named in `ignore` do not change what the run finds and may differ.
+    """
+    if not (path / "config.json").exists():
+        return
+    earlier = from_file(path)
+    if earlier.verb != config.verb:
+        changed = [f"it is of `clearhead {earlier.verb}`"]
+    else:
+        changed = differences(earlier, config, ignore=ignore)
+    if changed:
+        raise ClearheadError(
+            f"{path} holds another run ({'; '.join(changed)}); choose another directory with --out, or repeat the "
+            f"settings of that run, which `--from {path}` reads"
+        )
 
 
 def _checked(value: Any, hint: Any, place: str) -> Any:

@@ -90,6 +90,13 @@ def test_the_table_is_printed_and_a_rerun_gives_the_same(run, tmp_path, capsys):
     assert (tmp_path / "again" / "features.json").read_text() == (run / "features.json").read_text()
 
 
+def test_other_settings_in_the_same_directory_are_refused(run, capsys):
+    other = ["--modes", "2", "--batch-blocks", "3", "--out", str(run)]
+    assert cli.main(["spectral", "features", "--from", str(run), *other]) == 2
+    error = capsys.readouterr().err
+    assert "(modes: 3 -> 2)" in error and "choose another directory with --out" in error
+
+
 def test_outside_the_cone_other_tokens_are_near(run, tmp_path):
     assert cli.main(["spectral", "features", "--from", str(run), "--outside-cone", "--out", str(tmp_path)]) == 0
     before, after = (json.loads((folder / "features.json").read_text())[0] for folder in (run, tmp_path))

@@ -43,7 +43,7 @@ def test_the_same_run_is_made_again_and_another_is_refused(tmp_path, capsys):
     assert run(capsys, "--out", out)[0] == 0
     assert (tmp_path / "toy" / "metrics.jsonl").read_text() == first
     code, _, error = run(capsys, "--out", out, "--keys", "4")
-    assert code == 2 and "keys: 8 -> 4" in error and "choose another --out" in error
+    assert code == 2 and "keys: 8 -> 4" in error and "choose another directory with --out" in error
     assert cli.main(["spectral", "toy", "--from", out, "--out", str(tmp_path / "other")]) == 0
     assert (tmp_path / "other" / "metrics.jsonl").read_text() == first
 

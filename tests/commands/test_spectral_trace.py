@@ -85,15 +85,25 @@ def test_a_task_leaves_one_graph_per_prompt_and_counts_what_it_left_out(place, c
         base | {"clean": TEXT, "answers": [" was"], "wrong_answers": [" and"]},
         base | {"clean": TEXT, "answers": [" and"], "wrong_answers": [" was"]},
         base | {"clean": TEXT, "answers": [" was"], "wrong_answers": [" the"]},
+        base | {"clean": TEXT, "answers": [" the"], "wrong_answers": [" was"]},
         base | {"clean": TEXT, "answers": [" antidisestablishment"], "wrong_answers": [" and"]},
     ]
     file.write_text("".join(json.dumps(item) + "\n" for item in items))
     out = place / "task"
-    assert cli.main([*SMALL, "--task", str(file), "--no-boost", "--depth", "1", "--out", str(out)]) == 0
+    command = [*SMALL, "--task", str(file), "--no-boost", "--depth", "1", "--out", str(out)]
+    assert cli.main([*command, "--firings", "0"]) == 0
+    assert cli.main(command) == 2
+    assert "(firings: 0 -> 1)" in capsys.readouterr().err
+    (out / "config.json").unlink()
+    (out / "graphs" / "0009.json").write_text("{}")  # of an earlier run
+    assert cli.main(command) == 0
     assert sorted(path.name for path in (out / "graphs").iterdir()) == ["0000.json", "0002.json"]
     summary = json.loads((out / "summary.json").read_text())
-    assert summary["prompts_traced"] == 2 and sum(summary["prompts_left_out"].values()) == 2
-    assert "an answer of several tokens" in summary["prompts_left_out"]
+    assert summary["prompts_traced"] == 2
+    assert summary["prompts_left_out"] == {
+        "the model does not prefer the answer": 2,
+        "an answer of several tokens": 1,
+    }
     assert all(part["weight"]["low"] is not None for part in summary["interventions"])
     assert "in 2 of 2" in capsys.readouterr().out
 
@@ -101,7 +111,7 @@ def test_a_task_leaves_one_graph_per_prompt_and_counts_what_it_left_out(place, c
 def test_dry_runs_say_how_much_work_it_is_and_write_nothing(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     assert cli.main([*SMALL, "--prompt", "a b", "--dry-run"]) == 0
-    assert "runs/trace-clearhead-tiny-prompt" in capsys.readouterr().out
+    assert "runs/trace-clearhead-tiny-a-b\n" in capsys.readouterr().out
     assert cli.main([*SMALL, "--prompts", "5", "--firings", "2", "--no-boost", "--dry-run"]) == 0
     shown = capsys.readouterr().out
     assert "runs/trace-clearhead-tiny-ioi" in shown and "169" in shown  # 1 + 2 firings, 2 sides, 2 scopes, 21 rows
@@ -116,6 +126,8 @@ def test_dry_runs_say_how_much_work_it_is_and_write_nothing(tmp_path, monkeypatc
         ({"answer": " b"}, "it belongs to a --prompt"),
         ({"firing": "1.2.3.0"}, "it belongs to a --prompt"),
         ({"prompt": "a", "wrong": " b"}, "give --answer too"),
+        ({"prompt": "a", "prompts": 3}, "--prompts means nothing here: --prompt is one text; leave out --prompts"),
+        ({"task": "x.jsonl", "prompts": 3}, "all prompts of the file are traced"),
         ({"depth": 0}, "above 0"),
         ({"draws": 19}, "noise"),
         ({"firings": -1}, "0 or a positive"),

@@ -2,7 +2,7 @@ import json
 
 import pytest
 
-from clearhead.config.spectral import SpectralToy
+from clearhead.config import SpectralToy
 from clearhead.spectral.toy_dynamics import train_watched
 from clearhead.spectral.toy_sweeps import SweepPoint, anisotropy
 from clearhead.view import toy_figures

@@ -10,6 +10,7 @@ from torch import Tensor
 from clearhead.commands.structure import without_weights
 from clearhead.commands.table import say, show
 from clearhead.config import SpectralFeatures, resolve_layer
+from clearhead.configfile import refuse_other_run
 from clearhead.data.text import token_blocks
 from clearhead.dictionaries.dictionary import save_tensors
 from clearhead.dictionaries.lorsa import Lorsa
@@ -56,11 +57,13 @@ def run(config: SpectralFeatures) -> None:
     model = Model.load(config.model, dtype=config.dtype, device=config.device)
     layer = resolve_layer(config.layer, model.n_layers)
     refuse_missing_head(model, layer, config.head)
+    config = dataclasses.replace(config, layer=layer, out=config.directory(layer))
+    refuse_other_run(config.directory(layer), config, ("out", "device", "batch_blocks"))
     blocks = token_blocks(
         model, config.text, split="train", n_tokens=config.tokens, context=config.context, at_most=True
     )
     with RunDirectory(config.directory(layer)) as directory:
-        directory.write_config(dataclasses.replace(config, layer=layer, out=directory.path).to_dict())
+        directory.write_config(config.to_dict())
         start = time.monotonic()
         found = recover_features(
             model,

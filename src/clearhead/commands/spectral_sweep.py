@@ -6,6 +6,7 @@ from typing import Any
 
 from clearhead.commands.table import say, show
 from clearhead.config import SpectralSweep
+from clearhead.configfile import refuse_other_run
 from clearhead.runs import RunDirectory, environment, write_json
 from clearhead.spectral.sweep import SweepRow, find_checkpoints, load, sweep
 from clearhead.spectral.texts import read_prompts
@@ -25,6 +26,7 @@ def plan(config: SpectralSweep) -> dict[str, Any]:
 
 def run(config: SpectralSweep) -> None:
     """Measure every checkpoint, write sweep.json, summary.json and page.html, print the first and the last."""
+    refuse_other_run(config.directory(), config)
     checkpoints = find_checkpoints(config.checkpoints)
     last = load(checkpoints[-1], config.dtype, config.device)
     prompts, _ = read_prompts(last, config)

@@ -9,8 +9,7 @@ import torch
 
 from clearhead.commands.table import say, show
 from clearhead.config import SpectralToy
-from clearhead.configfile import differences, from_file
-from clearhead.errors import ClearheadError
+from clearhead.configfile import refuse_other_run
 from clearhead.runs import RunDirectory
 from clearhead.spectral.toy_dynamics import Watched, train_watched
 from clearhead.spectral.toy_sweeps import SweepPoint, anisotropy, run_sweep, variations
@@ -43,7 +42,7 @@ def run(config: SpectralToy) -> None:
 
 def _run(config: SpectralToy) -> None:
     setting, out = config.setting(), Path(str(config.out))
-    refuse_other_run(out, config)
+    refuse_other_run(out, config, ("out", "threads"))
     with RunDirectory(out) as directory:
         directory.write_config(config.to_dict())
         directory.truncate_metrics(-1)
@@ -78,16 +77,6 @@ def _run(config: SpectralToy) -> None:
         page = write_toy_page(out / "page.html", toys, without, rows, (config.sweep, points) if points else None, about)
     show(_across(toys), f"all {len(toys)} seeds:" if len(toys) > 1 else "this seed:")
     say(f"page: {page}; numbers: {out / 'summary.json'}")
-
-
-def refuse_other_run(out: Path, config: SpectralToy) -> None:
-    """Raise `ClearheadError` when the directory holds a run of other settings; the same run is made again."""
-    if not (out / "config.json").exists():
-        return
-    earlier = from_file(out)
-    changed = differences(earlier, config, ignore=("threads", "out")) if isinstance(earlier, SpectralToy) else ["verb"]
-    if changed:
-        raise ClearheadError(f"{out} holds another run ({'; '.join(changed)}); choose another --out")
 
 
 def summarise(toy: Watched) -> dict[str, Any]:

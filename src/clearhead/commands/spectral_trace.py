@@ -16,6 +16,7 @@ import torch
 from clearhead.commands.structure import without_weights
 from clearhead.commands.table import say, show
 from clearhead.config import SpectralTrace
+from clearhead.configfile import refuse_other_run
 from clearhead.data.tasks import Task, TaskItem, task
 from clearhead.model.access import Model
 from clearhead.runs import RunDirectory, progress, write_json
@@ -60,12 +61,15 @@ class Findings:
 
 def run(config: SpectralTrace) -> None:
     """Trace, intervene, write the run directory, print the links and the effects."""
+    refuse_other_run(config.directory(), config)
     model = Model.load(config.model, dtype=config.dtype, device=config.device)
     items = _items(model, config)
     parts = Parts(model)
     found = Findings()
     with RunDirectory(config.directory()) as directory:
         directory.write_config(config.to_dict())
+        for graph in (directory.path / "graphs").glob("*.json"):  # of this run, when it was made before
+            graph.unlink()
         with progress("tracing", len(items), "prompts") as advance:
             for index in items.tokens:
                 _one(config, parts, items, index, directory.path, found)
@@ -104,7 +108,7 @@ def _one(config: SpectralTrace, parts: Parts, items: Task, index: int, folder: P
     except NothingToTraceError as error:
         if config.prompt is not None:
             raise
-        found.left_out[str(error).partition(":")[0]] += 1
+        found.left_out[error.reason] += 1
         return
     found.traces[index] = traced
     write_json(folder / ("graph.json" if config.prompt else f"graphs/{index:04d}.json"), traced.graph.to_dict())

@@ -18,9 +18,9 @@ from clearhead.config.lorsa import (
     TrainLorsa,
 )
 from clearhead.config.pretrain import Architecture, Pretrain
-from clearhead.config.spectral import SpectralToy
-from clearhead.config.spectral_features import SpectralFeatures
-from clearhead.config.spectral_run import OfTexts, SpectralRun, SpectralSweep
+from clearhead.config.spectral_features import Shrinkage, SpectralFeatures
+from clearhead.config.spectral_run import Basis, OfTexts, SpectralRun, SpectralSweep
+from clearhead.config.spectral_toy import SpectralToy
 from clearhead.config.spectral_trace import SpectralTrace
 from clearhead.config.verb import SCHEMA, Dtype, OfModel, Split, Verb, resolve_layer
 from clearhead.config.view import View
@@ -53,6 +53,7 @@ __all__ = [
     "Activation",
     "Analyze",
     "Architecture",
+    "Basis",
     "BenchLorsa",
     "BenchSpectral",
     "BenchZPattern",
@@ -65,6 +66,7 @@ __all__ = [
     "OfRun",
     "OfTexts",
     "Pretrain",
+    "Shrinkage",
     "SpectralFeatures",
     "SpectralRun",
     "SpectralSweep",

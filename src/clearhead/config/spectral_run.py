@@ -6,8 +6,10 @@ from typing import ClassVar, Literal
 
 from tyro.conf import Positional
 
-from clearhead.config.verb import Dtype, Verb
+from clearhead.config.verb import Dtype, Verb, shortened
 from clearhead.errors import ClearheadError
+
+Basis = Literal["fixed", "offset"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,8 +30,8 @@ class OfTexts(Verb):
     """Tokens per block of the text."""
     threshold: float = 0.5
     """A head fires where a key has more than this share of its attention, and 2.5 times an even share; 0.5 or more."""
-    basis: Literal["fixed", "offset"] = "fixed"
-    """With RoPE: the modes of the product without rotation, or for each pair those at its own distance."""
+    basis: Basis = "offset"
+    """With RoPE: for each pair the modes at its own distance, or (fixed) one basis per head, that without rotation."""
     seed: int = 0
     """Seed of every random choice."""
     dtype: Dtype = "float32"
@@ -38,7 +40,7 @@ class OfTexts(Verb):
     """Where to compute: a torch device (cpu, cuda, cuda:1, mps), or auto for an accelerator where there is one."""
 
     def validate(self) -> None:
-        """At most one of prompt, task and text; counts are positive; the threshold leaves one key per query."""
+        """At most one of prompt, task and text, each with its own options; counts and the threshold are possible."""
         given = [name for name in ("prompt", "task", "text") if getattr(self, name) is not None]
         if len(given) > 1:
             raise ClearheadError(f"--{given[0]} and --{given[1]} exclude each other: give one of them")
@@ -46,6 +48,15 @@ class OfTexts(Verb):
         self._positive("prompts", "tokens")
         self._refuse(self.context < 2, "context", "a query needs at least 2 keys to choose from")
         self._refuse(not 0.5 <= self.threshold < 1, "threshold", "give a share from 0.5 to below 1")
+
+        if self.prompt is not None:
+            self._meaningless(("prompts", "tokens", "context"), "--prompt is one text and is read whole")
+        elif self.task is not None:
+            self._meaningless(("tokens", "context"), "the prompts of --task are read whole")
+            if Path(self.task).suffix == ".jsonl":
+                self._meaningless(("prompts",), "all prompts of the file are read")
+        else:
+            self._meaningless(("prompts",), "it is for a built-in --task")
 
     def texts(self) -> dict[str, object]:
         """The options that say what is read."""
@@ -59,7 +70,7 @@ class OfTexts(Verb):
     def source(self) -> str:
         """What the texts are, in a word that can stand in a path."""
         if self.prompt is not None:
-            return "prompt"
+            return shortened(self.prompt)
         return Path(self.task or self.text or "default").stem
 
 
@@ -81,9 +92,11 @@ class SpectralRun(OfTexts):
     """Run directory. Derived: runs/spectral-MODEL-TEXT."""
 
     def validate(self) -> None:
-        """As for all verbs of texts; at least one draw."""
+        """As for all verbs of texts; at least one draw, and controls where something is said about them."""
         super().validate()
         self._positive("draws")
+        if not self.controls:
+            self._meaningless(("draws", "untrained"), "--no-controls compares with nothing")
 
     def directory(self) -> Path:
         """The run directory."""

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
-from clearhead.config.verb import Dtype, Verb
+from clearhead.config.verb import Dtype, Verb, shortened
 from clearhead.errors import ClearheadError
 
 
@@ -55,6 +55,10 @@ class SpectralTrace(Verb):
             self._refuse(given and self.prompt is None, option, "it belongs to a --prompt; a task has its own answers")
         self._refuse(self.wrong is not None and self.answer is None, "wrong", "give --answer too")
         self._positive("prompts", "depth")
+        if self.prompt is not None:
+            self._meaningless(("prompts",), "--prompt is one text")
+        elif Path(self.task_name).suffix == ".jsonl":
+            self._meaningless(("prompts",), "all prompts of the file are traced")
         self._refuse(self.firings < 0, "firings", "give 0 or a positive number")
         self._refuse(self.draws < 20, "draws", "an average of fewer than 20 controls is noise")
 
@@ -65,5 +69,5 @@ class SpectralTrace(Verb):
 
     def directory(self) -> Path:
         """The run directory."""
-        text = "prompt" if self.prompt is not None else Path(self.task_name).stem
+        text = shortened(self.prompt) if self.prompt is not None else Path(self.task_name).stem
         return self.out or Path("runs") / f"trace-{Path(self.model).name}-{text}"

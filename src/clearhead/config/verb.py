@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -42,6 +43,16 @@ class Verb:
         if broken:
             raise ClearheadError(f"--{option} {getattr(self, option.replace('-', '_'))} is not possible: {expected}")
 
+    def _meaningless(self, options: tuple[str, ...], why: str) -> None:
+        """Refuse options that were given another value than their default where they change nothing."""
+        defaults = {field.name: field.default for field in dataclasses.fields(self)}
+        for option in options:
+            name = option.replace("-", "_")
+            value, default = getattr(self, name), defaults[name]
+            if value != default:
+                given = f"no-{option}" if default is True else option
+                raise ClearheadError(f"--{given} means nothing here: {why}; leave out --{given}")
+
     def _positive(self, *options: str) -> None:
         for option in options:
             value = getattr(self, option.replace("-", "_"))
@@ -68,6 +79,16 @@ class OfModel(Verb):
     def validate(self) -> None:
         """Blocks hold at least two tokens: position 0 is reported apart."""
         self._refuse(self.context < 2, "context", "a block needs at least 2 tokens")
+
+
+def shortened(text: str, longest: int = 32) -> str:
+    """The first words of a text as part of a file's name: [a-z0-9-], whole words where one fits; `prompt` for none."""
+    name = ""
+    for word in re.findall("[a-z0-9]+", text.lower()):
+        if len(name) + 1 + len(word) > longest:
+            return name or word[:longest]
+        name += f"-{word}" if name else word
+    return name or "prompt"
 
 
 def resolve_layer(layer: int | None, n_layers: int) -> int:

@@ -26,7 +26,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn.functional import kl_div, relu
 
-from clearhead.config.spectral import Rope, ToySetting
+from clearhead.config.spectral_toy import Rope, ToySetting
 from clearhead.errors import NonFiniteError
 from clearhead.ops.rotation import Rotation, rotate
 from clearhead.spectral.factored import Factored

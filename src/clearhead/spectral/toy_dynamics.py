@@ -22,7 +22,7 @@ import torch
 from jaxtyping import Bool
 from torch import Tensor
 
-from clearhead.config.spectral import ToySetting
+from clearhead.config.spectral_toy import ToySetting
 from clearhead.runs import progress
 from clearhead.spectral.toy import Losses, Toy, train
 from clearhead.spectral.toy_metrics import Measures, make_probe, measure

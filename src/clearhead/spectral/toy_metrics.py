@@ -26,7 +26,7 @@ from jaxtyping import Bool, Float, Int
 from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
-from clearhead.config.spectral import ToySetting
+from clearhead.config.spectral_toy import ToySetting
 from clearhead.ops.rotation import Rotation, rotate
 from clearhead.spectral.factored import Factored, FactoredSVD
 from clearhead.spectral.sparsity import n_recon, rolls_tovee

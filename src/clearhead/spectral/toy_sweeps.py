@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from clearhead.config.spectral import Sweep, ToySetting
+from clearhead.config.spectral_toy import Sweep, ToySetting
 from clearhead.errors import UnknownNameError
 from clearhead.spectral.interference import measure_interference
 from clearhead.spectral.planted import cone_features

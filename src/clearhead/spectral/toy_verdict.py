@@ -4,7 +4,7 @@ from typing import Literal
 
 import torch
 
-from clearhead.config.spectral import ToySetting
+from clearhead.config.spectral_toy import ToySetting
 from clearhead.spectral.toy_metrics import APART, Measures
 
 Outcome = Literal["aligned and orthogonal", "aligned, not orthogonal", "partly aligned", "not aligned", "no head"]

@@ -47,7 +47,11 @@ VERSIONED = ("clearhead", "torch", "transformers")
 
 
 class NothingToTraceError(ClearheadError):
-    """A prompt without a start: the model does not prefer the answer, or no firing speaks for it."""
+    """A prompt without a start; `reason` says which of the two it is, in the same words for every prompt."""
+
+    def __init__(self, reason: str, details: str):
+        super().__init__(f"{reason}: {details}")
+        self.reason = reason
 
 
 class Link(NamedTuple):
@@ -141,8 +145,9 @@ def find_seeds(stream: Stream, target: Target) -> tuple[list[Seed], float, dict[
     difference = float(written.sum()) + constant
     if difference <= 0:
         raise NothingToTraceError(
-            f"the logit difference is {difference:.3f}: the model does not prefer the answer here, so there is nothing "
-            "to trace; give a prompt that it gets right, or start from one firing"
+            "the model does not prefer the answer",
+            f"the logit difference is {difference:.3f}, so there is nothing to trace; give a prompt that it gets "
+            "right, or start from one firing",
         )
     carried = {"constant": constant}
     for component, part in zip(components, written.tolist(), strict=True):
@@ -155,7 +160,10 @@ def find_seeds(stream: Stream, target: Target) -> tuple[list[Seed], float, dict[
         if firing is not None:
             seeds.append(Seed(firing, float(written[place])))
     if not seeds:
-        raise NothingToTraceError("no head that fires at the last token adds to the logit difference; nothing to trace")
+        raise NothingToTraceError(
+            "no head that fires at the last token adds to the logit difference",
+            "there is nothing to trace; give another prompt or answer, or start from one firing",
+        )
     return seeds, difference, carried
 
 

@@ -17,16 +17,16 @@ Not here: where the inputs come from (features.py), several pairs that are not o
 """
 
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from clearhead.config import Shrinkage
 from clearhead.errors import ClearheadError, NonFiniteError
 from clearhead.spectral.factored import Factored
 
-Shrinkage = Literal["ledoit-wolf", "ridge", "none"]
 RIDGE = 0.01
 """What `ridge` adds to every variance, as a share of the mean variance."""
 REACHED = 1e-4

@@ -6,8 +6,8 @@ from pathlib import Path
 
 from accelerate import Accelerator
 
+from clearhead import configfile
 from clearhead.config import Verb
-from clearhead.configfile import differences, from_file
 from clearhead.errors import ClearheadError
 from clearhead.model.loading import choose_device
 from clearhead.training.checkpoint import list_checkpoints
@@ -38,22 +38,15 @@ def open_accelerator(device: str, *, bf16: bool = False) -> Accelerator:
 
 
 def refuse_other_run(path: Path, config: Verb, *, resume: bool, immaterial: tuple[str, ...]) -> None:
-    """Raise `ClearheadError` if `path` holds checkpoints of another configuration, or any when not resuming.
+    """Raise `ClearheadError` if `path` holds a run of another configuration, or checkpoints when not resuming.
 
     Fields named in `immaterial` do not change what is trained and may differ.
     """
-    if not list_checkpoints(path):
-        return
-    if not resume:
+    if not resume and list_checkpoints(path):
         raise ClearheadError(
             f"{path} already holds a run; choose another --out, or leave out --no-resume to continue it"
         )
-    changed = differences(from_file(path), config, ignore=immaterial)
-    if changed:
-        raise ClearheadError(
-            f"{path} holds a run with other settings ({'; '.join(changed)}); choose another --out, or repeat the "
-            f"command with the settings of that run"
-        )
+    configfile.refuse_other_run(path, config, immaterial)
 
 
 def peak_memory() -> int:

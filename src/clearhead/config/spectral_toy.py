@@ -1,4 +1,4 @@
-"""The verbs of the spectral lens."""
+"""The verb that trains the toy model, and its setting."""
 
 import dataclasses
 from dataclasses import dataclass
