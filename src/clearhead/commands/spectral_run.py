@@ -5,11 +5,13 @@ from typing import Any
 from clearhead.commands.structure import without_weights
 from clearhead.commands.table import say, show
 from clearhead.config import SpectralRun
+from clearhead.configfile import refuse_other_run
 from clearhead.model.access import Model
 from clearhead.runs import RunDirectory
 from clearhead.spectral.census import Census, take_census
 from clearhead.spectral.firings import KEEP, Prompts
-from clearhead.spectral.record import compare_all, judge_all, summarise, write_spectral_atlas
+from clearhead.spectral.judging import compare_all, judge_all
+from clearhead.spectral.record import summarise, write_spectral_atlas
 from clearhead.spectral.texts import read_prompts
 from clearhead.view.page import write_page
 
@@ -34,6 +36,7 @@ def plan(config: SpectralRun) -> dict[str, Any]:
 
 def run(config: SpectralRun) -> None:
     """Take the census, compare, judge, write the run directory and its page, print the numbers."""
+    refuse_other_run(config.directory(), config)
     model = Model.load(config.model, dtype=config.dtype, device=config.device)
     prompts, _ = read_prompts(model, config)
     with RunDirectory(config.directory()) as directory:
