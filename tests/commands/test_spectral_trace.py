@@ -64,6 +64,8 @@ def test_the_table_names_readers_writers_and_effects(place, capsys):
     shown = capsys.readouterr().out
     assert "' She'→" in shown and " query ← " in shown and "modes " in shown
     assert "query side, local, removed" in shown and "doubled" not in shown
+    rows = [line for line in shown.splitlines() if "side, " in line]
+    assert [", global," in row for row in rows] == ["stream: cosine 0." in row for row in rows]
     assert "beyond every control" in shown and str(place / "again") in shown
 
 

@@ -11,6 +11,7 @@ from clearhead.spectral.interventions import (
     Change,
     Effect,
     Removal,
+    Shift,
     global_edits,
     intervene,
     local_edits,
@@ -20,6 +21,7 @@ from clearhead.spectral.interventions import (
 )
 from clearhead.spectral.signals import SIDES, Firing, attribute, strip
 from clearhead.spectral.tracing import Target
+from clearhead.spectral.writes import Component
 from tests.model.test_weights import TOKENS
 from tests.spectral.test_signals import stream_of, strongest
 
@@ -158,10 +160,13 @@ def test_without_rotation_it_is_the_projection_onto_singular_vectors(side):
     svd = stream.parts.modes(signal.firing.layer).svd
     vectors = (svd.U if side == "query" else svd.V)[signal.firing.head]
     lifted = Removal.of(signal).lifted()[0]
+    layer, position = signal.firing.layer, signal.firing.position(side)
+    vectors_written = stream.read(layer, position, torch.eye(len(vectors), dtype=torch.float64))
+    written = dict(zip(stream.components(layer, position), vectors_written, strict=True))
     for number, component in enumerate(signal.components):
         if component.kind != "offset":
             P = vectors[:, signal.mask[number]] @ vectors[:, signal.mask[number]].T
-            expected = stream.vector(component, signal.firing.position(side)) @ P
+            expected = written[component] @ P
             assert (lifted[number] - expected).abs().max() < 1e-9
 
 
@@ -243,16 +248,36 @@ def test_every_row_of_a_forward_is_its_own_variant(scope):
     for row in range(4):
         alone = Removal(signal, torch.stack([removal.read[0], removal.read[row]]))
         edits = EDITS[scope](stream, alone, torch.tensor([-1.0, -1.0], dtype=torch.float64))
-        weights, differences = observe(stream, signal.firing, TARGET, edits, 2)
+        weights, differences, _ = observe(stream, signal.firing, "query", TARGET, edits, 2)
         expected = (effect.weight.changed, *effect.weight.controls)[row]
         assert weights[1] == pytest.approx(expected, abs=1e-12)
         assert differences[1] == pytest.approx((effect.difference.changed, *effect.difference.controls)[row], abs=1e-10)
     assert effect.weight.clean == signal.weight and effect.weight.effect != effect.weight.control
 
 
+@pytest.mark.parametrize("amount", [-1, 1])
+def test_a_global_edit_says_how_far_it_moved_what_the_head_receives(amount):
+    stream, signal = everything("gpt2", "query", Firing(1, 1, 9, 8))
+    own = [number for number, component in enumerate(signal.components) if component.kind == "mlp"]
+    mask = torch.zeros_like(signal.mask[own])
+    mask[:, :3] = True
+    signal = dataclasses.replace(signal, components=[Component("mlp", 0)], pieces=signal.pieces[own], mask=mask)
+    found = intervene(stream, signal, TARGET, "global", amount=amount, draws=3).state
+    (lost,) = Removal.of(signal, 3).in_stream(stream).values()
+    before = stream.state(1, 9)
+    for row, after in enumerate(before + amount * lost):  # nothing lies between this MLP and the reader
+        cosine = float(after @ before / (after.norm() * before.norm()))
+        assert (found.cosine.changed, *found.cosine.controls)[row] == pytest.approx(cosine, abs=1e-12)
+        ratio = float(after.norm() / before.norm())
+        assert (found.norm.changed, *found.norm.controls)[row] == pytest.approx(ratio, abs=1e-12)
+    assert 0 < found.cosine.changed < 1 == found.cosine.clean == found.norm.clean
+    assert intervene(stream, signal, TARGET, "local", amount=amount, draws=3).state is None
+
+
 def effect_of(clean, changed, controls, amount=-1):
     change = Change(clean, changed, controls)
-    return Effect(Firing(1, 0, 5, 2), "query", "local", amount, 2, 3, change, change)
+    state = Shift(Change(1.0, changed, controls), Change(1.0, 2 * changed, controls)) if amount < 0 else None
+    return Effect(Firing(1, 0, 5, 2), "query", "global", amount, 2, 3, change, change, state)
 
 
 def test_summaries_average_firings_within_prompts_and_prompts_with_an_interval():
@@ -270,5 +295,8 @@ def test_summaries_average_firings_within_prompts_and_prompts_with_an_interval()
     assert removed.weight.low <= removed.weight.mean <= removed.weight.high and removed.weight.low < removed.weight.high
     assert removed.weight_d == pytest.approx(-0.4875 / (0.425 / 2**0.5))
     assert removed.weight_beyond == pytest.approx(2 / 3)
+    assert removed.state_cosine == pytest.approx(0.7 / 3) and removed.state_norm == pytest.approx(1.4 / 3)
+    assert removed.state_cosine_control == removed.state_norm_control == pytest.approx((0.7 + 0.45 + 0.8) / 3)
+    assert doubled.state_cosine is doubled.state_norm_control is None
     assert doubled.weight_beyond == 1.0 and doubled.weight.low is None and doubled.weight_d is None
     assert summarise([]) == []

@@ -227,7 +227,11 @@ def _row(summary: Summary) -> tuple[str, str]:
     weight = f"{_spread(summary.weight)} ({summary.weight_control.mean:+.3f})"
     difference = f"{_spread(summary.difference)} ({summary.difference_control.mean:+.3f})"
     beyond = f"beyond every control {summary.weight_beyond:.0%} and {summary.difference_beyond:.0%} of firings"
-    return name, f"{weight}; {difference}; {beyond}"
+    if summary.state_cosine is None:
+        return name, f"{weight}; {difference}; {beyond}"
+    cosine = f"cosine {summary.state_cosine:.3f} ({summary.state_cosine_control:.3f})"
+    norm = f"norm × {summary.state_norm:.3f} ({summary.state_norm_control:.3f})"
+    return name, f"{weight}; {difference}; {beyond}; stream: {cosine}, {norm}"
 
 
 def _spread(size: Size) -> str:

@@ -16,8 +16,13 @@ What the head adds itself (`offset`) exists locally only. `amount` −1 removes,
 The control removes as many other modes of the same head, drawn without replacement from those that take no part: mode m
 of the signal is replaced by one drawn mode throughout, and what the same components give to the drawn modes is scaled
 to the norm that the removed piece has in the stream, edited place by edited place. Where too few other modes are left,
-they are drawn with replacement. Effects are measured in the model itself, nothing frozen: the attention weight at the
-firing and the logit difference. The random numbers are those of `ops.hash_rng`.
+they are drawn with replacement. The norm is matched, the singular value is not: modes are drawn uniformly, those of a
+signal are mostly among the largest, and a head reads more from as long a vector along a mode of larger σ. Part of the
+excess over the control is therefore that the removed modes are large, not that they are the ones in use.
+
+Effects are measured in the model itself, nothing frozen: the attention weight at the firing, the logit difference, and
+for global edits how far the stream that the head receives was moved (cosine and ratio of norms with the unedited one).
+The random numbers are those of `ops.hash_rng`.
 """
 
 from collections import defaultdict
@@ -185,6 +190,23 @@ class Change:
 
 
 @dataclass(frozen=True)
+class Shift:
+    """How far an intervention moved the stream that the reading head receives at the side's token."""
+
+    cosine: Change
+    """Cosine with the unedited stream."""
+    norm: Change
+    """Norm, as a multiple of the unedited stream's."""
+
+    @classmethod
+    def of(cls, clean: Float[Tensor, " d"], states: Float[Tensor, "n d"]) -> "Shift":
+        """From the stream without and with the intervention (row 0) and its controls."""
+        norms = states.norm(dim=-1)
+        cosine, ratio = (states @ clean / (norms * clean.norm())).tolist(), (norms / clean.norm()).tolist()
+        return cls(Change(1.0, cosine[0], tuple(cosine[1:])), Change(1.0, ratio[0], tuple(ratio[1:])))
+
+
+@dataclass(frozen=True)
 class Effect:
     """What one intervention on one side of one firing changed."""
 
@@ -199,6 +221,8 @@ class Effect:
     """Attention at the firing."""
     difference: Change
     """Logit difference at the last token."""
+    state: Shift | None
+    """None for local edits, which leave the stream that the head receives as it is."""
 
 
 def intervene(
@@ -211,7 +235,8 @@ def intervene(
     removal = Removal.of(signal, draws, seed)
     amounts = signal.pieces.new_full((1 + draws,), float(amount))
     edits = (local_edits if scope == "local" else global_edits)(stream, removal, amounts)
-    weights, differences = observe(stream, signal.firing, target, edits, 1 + draws)
+    weights, differences, states = observe(stream, signal.firing, signal.side, target, edits, 1 + draws)
+    before = stream.state(signal.firing.layer, signal.firing.position(signal.side))
     clean = target.difference(stream.parts, stream.state(stream.n_layers, len(stream) - 1))
     return Effect(
         firing=signal.firing,
@@ -222,19 +247,25 @@ def intervene(
         modes=len(signal.modes),
         weight=Change(signal.weight, weights[0], tuple(weights[1:])),
         difference=Change(float(clean), differences[0], tuple(differences[1:])),
+        state=Shift.of(before, states) if scope == "global" else None,
     )
 
 
 def observe(
-    stream: Stream, firing: Firing, target: Target, edits: Mapping[str, Edit], rows: int
-) -> tuple[list[float], list[float]]:
-    """Attention at the firing and logit difference at the last token, of `rows` copies of the prompt under `edits`."""
-    model, site = stream.parts.model, f"pattern.{firing.layer}"
+    stream: Stream, firing: Firing, side: Side, target: Target, edits: Mapping[str, Edit], rows: int
+) -> tuple[list[float], list[float], Float[Tensor, "n d"]]:
+    """What `rows` copies of the prompt do under `edits`.
+
+    Attention at the firing, logit difference at the last token, and the stream that the firing's layer receives at the
+    side's token.
+    """
+    model, site, received = stream.parts.model, f"pattern.{firing.layer}", f"resid_pre.{firing.layer}"
     tokens = torch.tensor([stream.tokens], device=model.device).repeat(rows, 1)
     last = f"resid_post.{model.n_layers - 1}"
-    run = model.run(tokens, read=[site, last], edit=edits)
+    run = model.run(tokens, read=[site, received, last], edit=edits)
     weights = run[site][:, firing.head, firing.query, firing.key]
-    return weights.tolist(), target.difference(stream.parts, run[last][:, -1]).tolist()
+    states = run[received][:, firing.position(side)].to(stream.parts.dtype)
+    return weights.tolist(), target.difference(stream.parts, run[last][:, -1]).tolist(), states
 
 
 @dataclass(frozen=True)
@@ -271,6 +302,12 @@ class Summary:
     weight_beyond: float
     """Share of firings where removing the signal leaves less attention than every control (doubling it: more)."""
     difference_beyond: float
+    state_cosine: float | None
+    """Cosine of the stream that the head receives with the unedited one, mean over firings; None for local edits."""
+    state_cosine_control: float | None
+    state_norm: float | None
+    """Its norm, as a multiple of the unedited one's."""
+    state_norm_control: float | None
 
 
 def summarise(effects: Sequence[tuple[int, Effect]], seed: int = 0) -> list[Summary]:
@@ -301,6 +338,11 @@ def _summary(side: Side, scope: Scope, amount: int, some: list[tuple[int, Effect
         return float(np.mean([amount * change.changed > max(amount * np.array(change.controls)) for change in changes]))
 
     weights, differences = [effect.weight for effect in found], [effect.difference for effect in found]
+    shifts = [effect.state for effect in found if effect.state is not None]
+
+    def moved(values: list[float]) -> float | None:
+        return float(np.mean(values)) if values else None
+
     return Summary(
         side=side,
         scope=scope,
@@ -318,6 +360,10 @@ def _summary(side: Side, scope: Scope, amount: int, some: list[tuple[int, Effect
         difference_d=standardised([change.excess for change in differences]),
         weight_beyond=beyond(weights),
         difference_beyond=beyond(differences),
+        state_cosine=moved([shift.cosine.changed for shift in shifts]),
+        state_cosine_control=moved([1 + shift.cosine.control for shift in shifts]),
+        state_norm=moved([shift.norm.changed for shift in shifts]),
+        state_norm_control=moved([1 + shift.norm.control for shift in shifts]),
     )
 
 

@@ -176,17 +176,6 @@ class Stream:
         bias = self._behind(parts.behind_attention, attention, bias, constant=True)
         return torch.cat([heads, bias, self._behind(parts.behind_mlp, mlp, mlp[None], constant=True)])
 
-    def vector(self, component: Component, position: int) -> Float[Tensor, " d"]:
-        """What one component wrote. Raises `ClearheadError` for an offset, which is in no stream."""
-        if component.kind == "embedding":
-            return self.state(0, position)
-        if component.layer is None or component.kind == "offset":
-            raise ClearheadError("an offset is added by the reading head itself and is written into no stream")
-        written = self.writes(component.layer, position)
-        if component.kind == "head":
-            return written[(component.head or 0) * (position + 1) + (component.source or 0)]
-        return written[-2 if component.kind == "bias" else -1]
-
     def read(self, layer: int, position: int, reader: Float[Tensor, "d r"]) -> Float[Tensor, "c r"]:
         """Every component's write as `reader` sees it; their sum is that of `state(layer, position)`."""
         return torch.cat([part @ reader for part in self._all_writes(layer, position)])
