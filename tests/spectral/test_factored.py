@@ -120,6 +120,13 @@ def test_composition_is_that_of_the_dense_matrices():
     assert composition(Factored(a.A * 0, a.B), b).tolist() == [0, 0]
 
 
+def test_a_random_rotation_between_two_products_composes_to_one_over_root_d():
+    d = 24
+    a, b = Factored(normal(d, 5), normal(d, 5)), Factored(normal(d, 3) * torch.tensor([9, 1, 1]), normal(d, 3))
+    scores = torch.stack([composition(Factored(a.A, orthonormal(d, d) @ a.B), b) for _ in range(400)])
+    assert float(scores.square().mean().sqrt()) == pytest.approx(d**-0.5, rel=0.05)
+
+
 @pytest.mark.parametrize(
     ("make", "message"),
     [

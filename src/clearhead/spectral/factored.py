@@ -142,7 +142,8 @@ def composition(a: Factored, b: Factored) -> Float[Tensor, "*b"]:
     """‖a·b‖_F / (‖a‖_F ‖b‖_F): how much of what `a` writes `b` reads (Merullo et al. 2024, after Elhage et al. 2021).
 
     With maps written for row vectors (x ↦ x·W): OV of a head, then QK of a later one, is `composition(ov, qk)`; its key
-    side is `composition(ov, qk.T)`. Random d × d products of rank r sit near √(r/d), not near 0. 0 where a factor is 0.
+    side is `composition(ov, qk.T)`. With a random rotation between them the root mean square is 1/√d whatever their
+    ranks are (E‖aRb‖² = ‖a‖²‖b‖²/d), not 0. 0 where a factor is 0.
     """
     size = a.norm() * b.norm()
     return torch.where(size > 0, a.then(b).norm() / torch.where(size > 0, size, 1), torch.zeros_like(size))
