@@ -3,7 +3,7 @@
 python examples/planted_pairs.py          three seeds per setting, a few seconds
 
 Features lie in a cone, tokens are sparse sums of them, and the head fits a number of pairs exactly; see
-clearhead.spectral.planted. The first line is the setting of test 20.
+clearhead.spectral.planted. The first line has its defaults.
 """
 
 from statistics import mean

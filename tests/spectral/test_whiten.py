@@ -164,7 +164,6 @@ def planted_with_a_dead_direction() -> tuple[torch.Tensor, torch.Tensor, torch.T
 
 
 def test_a_dead_direction_corrupts_raw_modes_and_not_the_effective_ones():
-    """Test 13 of the brief."""
     tokens, x, y, noise = planted_with_a_dead_direction()
     omega = Factored(torch.outer(x, y) + noise, torch.eye(10, dtype=DTYPE))
     space = TokenSpace.of(InputMoments.of(tokens))

@@ -1,7 +1,7 @@
 """Feature pairs of one head that its singular vectors mix: independent components inside the head's read space.
 
 Several pairs that are not orthogonal share the span of the top singular vectors, and unwhitening each vector gives a
-mixture (brief setting of 20 pairs in a cone: cos 0.31 raw, 0.77 unwhitened). The span is right, so the mixture can be
+mixture (planted.py, 20 pairs in a cone: cosine 0.31 raw, 0.77 unwhitened). The span is right, so the mixture can be
 undone by what tokens do in it: features are sparse and come on independently. With a = (x - mean)·U the coordinates of
 inputs on the top K modes of the query side, and b = (x - mean)·V on the key side,
 

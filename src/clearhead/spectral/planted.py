@@ -4,7 +4,8 @@
     token = Σ_i f_i x_i                 f_i uniform on [0, 1] with probability `density`, else 0
     Ω* = Σ_X⁻¹ X T Xᵀ Σ_X⁻¹             T pairs feature i with feature i + pairs, from 1 down to 0.3 (theory.py)
 
-`measure_recovery` asks how well three readings of Ω* find the paired features, on this world (test 20 of the brief).
+`measure_recovery` asks how well three readings of Ω* find the paired features, on this world; examples/planted_pairs.py
+prints them for several worlds.
 Not here: heads that learn such pairs (toy.py).
 """
 
@@ -62,7 +63,10 @@ def plant_pairs(
     density: float = 0.1,
     seed: int = 0,
 ) -> Planted:
-    """The world; the defaults are the brief's setting. Raises `ClearheadError` for more pairs than features allow."""
+    """The world: by default 20 pairs of 100 features in 50 dimensions.
+
+    Raises `ClearheadError` for more pairs than features allow.
+    """
     if not 1 <= 2 * pairs <= n:
         raise ClearheadError(f"{pairs} pairs need {2 * pairs} features, there are {n}")
     generator = torch.Generator().manual_seed(seed)
