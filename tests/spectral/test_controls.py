@@ -203,6 +203,8 @@ def separated(q=0.001, low=0.05):
         ({"rank": 0}, "no query–key product"),
         ({"n_firings": 0}, "no firings"),
         ({"n_firings": 4, "n_sink": 96}, "sink"),
+        ({"n_firings": 50, "n_sink": 2000}, "sparse, separated"),
+        ({"n_firings": 4, "n_sink": 3}, "too few firings"),
         ({"energy": 0.001}, "no token energy"),
         ({"n_firings": 4}, "too few firings"),
         ({"separations": {}}, "not compared"),

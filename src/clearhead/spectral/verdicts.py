@@ -2,7 +2,7 @@
 
     no query–key product      all singular values are zero
     no firings                no key ever received more than the threshold of attention
-    sink                      more than 95 of 100 firings are on the first token
+    sink                      most firings are on the first token, and too few others are left to judge
     no token energy           the directions catch under 1 % of what random directions catch
     too few firings           fewer than 5 to measure, or from fewer than 5 texts
     not compared              `gauge` or `span` was not run, is not defined, or had too few draws for a p value
@@ -32,7 +32,6 @@ Verdict = Literal[
 ]
 VERDICTS: tuple[Verdict, ...] = get_args(Verdict)
 
-SINK_SHARE = 0.95
 LOW_ENERGY = 0.01
 FEWEST = 5
 LEVEL = 0.05
@@ -60,11 +59,13 @@ def judge(
         return "no query–key product"
     if n_firings + n_sink == 0:
         return "no firings"
-    if n_sink > SINK_SHARE * (n_firings + n_sink):
+    few = min(n_firings, n_texts) < FEWEST or cancellation is None
+    # a head that rests on the first token is judged by what it does when it does not: movers rest most of the time
+    if few and n_sink > n_firings:
         return "sink"
     if energy < LOW_ENERGY:
         return "no token energy"
-    if min(n_firings, n_texts) < FEWEST or cancellation is None:
+    if few or cancellation is None:
         return "too few firings"
     judged = [separations[name] for name in JUDGED_BY if name in separations]
     if len(judged) < len(JUDGED_BY) or any(q is None for _, q in judged):

@@ -163,7 +163,7 @@ VERDICTS: dict[str, VerdictStyle] = {
         "Tested against both rotated bases, S is not clearly below each of them: nothing says that the head's own "
         "modes are better than others.",
     ),
-    "sink": VerdictStyle("▾", _VIOLET, "More than 95 of 100 firings are on the first token."),
+    "sink": VerdictStyle("▾", _VIOLET, "Most firings are on the first token, and too few others are left to judge."),
     "no token energy": VerdictStyle(
         "□", _SLATE, "The head's directions catch under 1 % of what random directions catch in the tokens."
     ),
