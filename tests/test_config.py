@@ -175,6 +175,8 @@ def test_a_directory_of_another_run_is_refused(tmp_path):
     config = TrainLorsa(k=7, out=tmp_path)
     refuse_other_run(tmp_path, config)  # nothing there
     (tmp_path / "config.json").write_text(json.dumps(config.to_dict() | {"clearhead": "0.0.1"}))
+    refuse_other_run(tmp_path, dataclasses.replace(config, k=8))  # it left nothing
+    (tmp_path / "metrics.jsonl").touch()
     refuse_other_run(tmp_path, dataclasses.replace(config, device="cpu", out=Path("elsewhere")))
     with pytest.raises(ClearheadError, match=r"another run \(seed: 0 -> 1; k: 7 -> 8\); choose another"):
         refuse_other_run(tmp_path, dataclasses.replace(config, k=8, seed=1))

@@ -15,6 +15,8 @@ from clearhead.config import SCHEMA, VERBS, Verb
 from clearhead.errors import ClearheadError, CorruptFileError, UnknownNameError, nearest
 from clearhead.runs import read_json
 
+BEGUN = {"config.json", "env.json", ".lock"}
+"""What a run writes before it computes; a directory that holds no more than this has nothing to lose."""
 STAMPS = ("schema", "verb", "clearhead")
 
 
@@ -68,9 +70,10 @@ def differences(old: Verb, new: Verb, *, ignore: tuple[str, ...] = ()) -> list[s
 def refuse_other_run(path: Path, config: Verb, ignore: tuple[str, ...] = ("out", "device")) -> None:
     """Raise `ClearheadError` where the config.json in `path` is that of another run; the same run may be made again.
 
-    Fields named in `ignore` do not change what the run finds and may differ.
+    Fields named in `ignore` do not change what the run finds and may differ. A run that failed before it left anything
+    is none.
     """
-    if not (path / "config.json").exists():
+    if not (path / "config.json").exists() or {file.name for file in path.iterdir()} <= BEGUN:
         return
     earlier = from_file(path)
     if earlier.verb != config.verb:

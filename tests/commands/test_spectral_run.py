@@ -71,10 +71,11 @@ def test_two_prompts_have_two_directories_and_another_run_is_refused(tmp_path, m
     assert one.directory() == Path("runs/spectral-clearhead-tiny-the-sea-again") != two.directory()
     one.directory().mkdir(parents=True)
     write_json(one.directory() / "config.json", two.to_dict())
+    write_json(one.directory() / "summary.json", {})
     assert run("--prompt", "The sea, again!") == 2
     error = capsys.readouterr().err
     assert "holds another run (prompt: The old sea -> The sea, again!)" in error and "--out" in error
-    assert {path.name for path in one.directory().iterdir()} == {"config.json"}
+    assert {path.name for path in one.directory().iterdir()} == {"config.json", "summary.json"}
 
 
 @pytest.mark.parametrize(

@@ -154,3 +154,11 @@ def test_prompts_that_lead_nowhere_are_one_message(options, says, tmp_path, caps
     assert cli.main([*SMALL, "--prompt", TEXT, *options, "--out", str(tmp_path / "x")]) == 2
     assert says in capsys.readouterr().err
     assert not (tmp_path / "x" / "summary.json").exists()
+
+
+def test_after_a_prompt_that_leads_nowhere_the_directory_is_free(tmp_path, capsys):
+    command = [*SMALL, "--prompt", TEXT, "--firings", "0", "--depth", "1", "--out", str(tmp_path / "x")]
+    assert cli.main([*command, "--answer", " and", "--wrong", " was"]) == 2
+    assert cli.main([*command, "--answer", " was", "--wrong", " and"]) == 0
+    assert cli.main([*command, "--answer", " was", "--wrong", " the"]) == 2
+    assert "(wrong:  and ->  the)" in capsys.readouterr().err
