@@ -91,7 +91,7 @@ function contributionBars(firings, modes, at, chosen, pick) {
     const column = [
       el("span", { class: "above" }, value >= 0 ? write(value) : "", el("i", { "--height": `${value > 0 ? (BAR_ROOM * value) / largest : 0}px` })),
       el("span", { class: "below" }, el("i", { "--height": `${value < 0 ? (-BAR_ROOM * value) / largest : 0}px` }), value < 0 ? write(value) : ""),
-      el("span", { class: "name" }, ...(mode === null ? ["others"] : [el("span", { class: "word-of" }, "mode "), `${mode}`])),
+      el("span", { class: "name" }, ...(mode === null ? ["others"] : [`${mode}`])),
     ];
     bars.append(mode === null ? el("span", attributes, ...column) : el("span", attributes, el("button", { type: "button", "data-mode": mode, "aria-label": `Mode ${mode} contributes ${signed(value)}; show firings by it`, onclick: () => pick(mode) }, ...column)));
   });

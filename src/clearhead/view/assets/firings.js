@@ -109,6 +109,6 @@ function firingLegend() {
     el("span", {}, el("i", { class: "tinted" }), "key it looks at"),
     el("span", {}, el("i", { class: "plus" }), "adds (+)"),
     el("span", {}, el("i", { class: "minus hatched" }), "subtracts (−)"),
-    el("span", {}, "bars: contributions of the modes", help("contributions")),
+    el("span", {}, "bars: what each mode contributes, by its number", help("contributions")),
   );
 }
