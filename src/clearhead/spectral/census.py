@@ -21,6 +21,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from clearhead.config import Basis
 from clearhead.errors import ClearheadError
 from clearhead.model.access import Model
 from clearhead.model.weights import attention_norm
@@ -30,7 +31,6 @@ from clearhead.spectral.firings import (
     KEEP,
     KEEP_SINKS,
     THRESHOLD,
-    Basis,
     Firings,
     Pairs,
     Prompts,

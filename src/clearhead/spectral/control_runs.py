@@ -13,6 +13,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
+from clearhead.config import Basis
 from clearhead.model.access import Model
 from clearhead.model.weights import attention_norm
 from clearhead.runs import progress
@@ -20,7 +21,6 @@ from clearhead.spectral.attention_modes import HeadModes
 from clearhead.spectral.census import Census, LayerCensus, decompose_layers
 from clearhead.spectral.controls import Separation, separation
 from clearhead.spectral.firings import (
-    Basis,
     Firings,
     Prompts,
     express,

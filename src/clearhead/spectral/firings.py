@@ -12,21 +12,19 @@ own attention is rebuilt from the modes and compared, so that a family whose sco
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
-from typing import Literal, NamedTuple, Self
+from typing import NamedTuple, Self
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from clearhead.config import Basis
 from clearhead.errors import ClearheadError
 from clearhead.model.access import Model
 from clearhead.model.geometry import form_queries_keys
 from clearhead.model.run import Run
 from clearhead.spectral.attention_modes import HeadModes
 from clearhead.spectral.sparsity import relative_key, visible, visible_count, visible_mean
-
-Basis = Literal["fixed", "offset"]
-"""The modes of the unrotated product, one basis for all pairs of a head; or those of each pair's own RoPE offset."""
 
 THRESHOLD = 0.5
 ABOVE_EVEN = 2.5

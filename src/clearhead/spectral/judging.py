@@ -8,12 +8,13 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from clearhead.config import Basis
 from clearhead.model.access import Model
 from clearhead.runs import progress
 from clearhead.spectral.census import Census
 from clearhead.spectral.control_runs import compare_subspaces, compare_untrained
 from clearhead.spectral.controls import Separation, compare, corrected, gauge, random_rotations, shuffle, span
-from clearhead.spectral.firings import Basis, Firings, Prompts
+from clearhead.spectral.firings import Firings, Prompts
 from clearhead.spectral.sparsity import cancellation, largest_rank, n_recon, rolls_tovee
 from clearhead.spectral.verdicts import Verdict, judge
 

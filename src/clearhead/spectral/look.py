@@ -9,10 +9,11 @@ Without controls: those need many firings, and `clearhead spectral run` measures
 
 from dataclasses import dataclass
 
+from clearhead.config import Basis
 from clearhead.errors import ClearheadError
 from clearhead.model.access import Model
 from clearhead.spectral.census import Census, take_census
-from clearhead.spectral.firings import THRESHOLD, Basis, Prompts
+from clearhead.spectral.firings import THRESHOLD, Prompts
 from clearhead.spectral.sparsity import cancellation, largest_rank, n_recon, rolls_tovee
 
 MODES_SHOWN = 4

@@ -20,14 +20,14 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from clearhead.config import Dtype
+from clearhead.config import Basis, Dtype
 from clearhead.errors import ClearheadError
 from clearhead.model.access import Model
 from clearhead.runs import progress
 from clearhead.spectral.census import Census, LayerCensus, take_census
 from clearhead.spectral.control_runs import sides_of_firings
 from clearhead.spectral.controls import RECON_DRAWS, random_rotations
-from clearhead.spectral.firings import Basis, Firings, Prompts
+from clearhead.spectral.firings import Firings, Prompts
 from clearhead.spectral.judging import compare_bases, measure_head
 
 FEWEST_CHECKPOINTS = 2
