@@ -18,7 +18,7 @@ from clearhead.data.text import token_blocks
 from clearhead.model.access import Model
 from clearhead.spectral.attention_modes import HeadModes, head_modes
 from clearhead.spectral.census import take_census
-from clearhead.spectral.firings import Prompts, read_queries_and_keys
+from clearhead.spectral.firings import Prompts
 from clearhead.spectral.sparsity import visible
 
 DOUBLE_TOKENS = 16
@@ -71,9 +71,10 @@ def sum_error(model: Model, modes: dict[int, HeadModes], tokens: Int[Tensor, "b 
     seen = visible(tokens.shape[1], None)
     worst = 0.0
     for layer, of_layer in modes.items():
-        scores = model.run(tokens, read=[f"scores.{layer}"])[f"scores.{layer}"]
-        q, k = read_queries_and_keys(model, [layer], tokens)[layer]
-        A, B = of_layer.project(q, k)
+        # one run, one path: eager and sdpa attention round differently in the layers below
+        run = model.run(tokens, read=[f"{site}.{layer}" for site in ("scores", "q", "k")])
+        scores = run[f"scores.{layer}"]
+        A, B = of_layer.project(run[f"q.{layer}"], run[f"k.{layer}"])
         difference = ((A @ B.mT - scores) * seen).abs().max()
         worst = max(worst, float(difference / scores[..., seen].abs().max()))
     return worst

@@ -85,9 +85,9 @@ class BenchSpectral(Verb):
     """Model under study, as for `clearhead spectral run`."""
     context: int = 64
     """Tokens per block."""
-    blocks: int = 32
+    blocks: int = 128
     """Blocks of the default text, from its held-out part."""
-    repeats: int = 3
+    repeats: int = 2
     """Timed passes, in turns; medians are reported."""
     threads: int = 1
     """Threads."""

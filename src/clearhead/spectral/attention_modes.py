@@ -125,17 +125,19 @@ class HeadModes:
         moved = replace(self, svd=svd, G_q=made.G_q, G_k=made.G_k, offset=offset)
         return moved.to(like.dtype, like.device)
 
-    def maps_at(self, offset: int) -> tuple[Float[Tensor, "h dh r"], Float[Tensor, "h dh r"], Float[Tensor, "h r"]]:
-        """G_q, G_k and S of `at_offset` without its vectors, which are most of its cost; signs are not canonical."""
-        made = self._made_at(offset)
+    def maps_at(
+        self, offset: int, heads: Int[Tensor, " n"]
+    ) -> tuple[Float[Tensor, "n dh r"], Float[Tensor, "n dh r"], Float[Tensor, "n r"]]:
+        """G_q, G_k and S of `at_offset` for some heads, without its vectors; signs are not canonical."""
+        made = self._made_at(offset, heads)
         return made.G_q.to(self.G_q), made.G_k.to(self.G_q), made.S.to(self.G_q)
 
-    def _made_at(self, offset: int) -> "_Made":
+    def _made_at(self, offset: int, heads: Tensor | slice = slice(None)) -> "_Made":
         if self.geometry.qk_norm is not None and self.geometry.qk_norm.after_rope:
             raise ClearheadError(f"layer {self.layer} normalises queries after RoPE: no matrix serves one offset")
         if self.offset is not None:
             raise ClearheadError("ask the fixed basis for an offset, not the basis of another offset")
-        return _modes_of(self.space.R_q, self.space.R_k, self._turn(offset), self.geometry.scale)
+        return _modes_of(self.space.R_q[heads], self.space.R_k[heads], self._turn(offset), self.geometry.scale)
 
     def _turn(self, offset: int) -> Float[Tensor, "dh dh"]:
         if self.geometry.rope is None:

@@ -240,13 +240,16 @@ def express(modes: HeadModes, pairs: Pairs, basis: Basis) -> Firings:
     A, D, S, bias = (x.new_zeros(len(x), modes.G_q.shape[-1]) for _ in range(4))
     offsets = pairs.key - pairs.query if turned else torch.zeros_like(pairs.key)
     for offset in offsets.unique().tolist():
-        G_q, G_k, sigma = modes.maps_at(offset) if turned else (modes.G_q, modes.G_k, modes.svd.S)
-        beta = torch.einsum("hd,hdr->hr", modes.b_q.to(G_q), G_q)
-        at_offset = offsets == offset
-        for head in pairs.head[at_offset].unique().tolist():
-            here = at_offset & (pairs.head == head)
-            A[here], D[here] = x[here] @ G_q[head].to(x), d[here] @ G_k[head].to(x)
-            S[here], bias[here] = sigma[head].to(x), beta[head].to(x)
+        at_offset = (offsets == offset).nonzero()[:, 0]
+        heads, place = pairs.head[at_offset].unique(return_inverse=True)
+        # a head is decomposed only at the offsets at which it fires
+        maps = modes.maps_at(offset, heads) if turned else (modes.G_q[heads], modes.G_k[heads], modes.svd.S[heads])
+        G_q, G_k, sigma = (part.to(x) for part in maps)
+        beta = torch.einsum("hd,hdr->hr", modes.b_q[heads].to(x), G_q)
+        for number in range(len(heads)):
+            here = at_offset[place == number]
+            A[here], D[here] = x[here] @ G_q[number], d[here] @ G_k[number]
+            S[here], bias[here] = sigma[number], beta[number]
     columns = {field.name: getattr(pairs, field.name) for field in fields(Pairs)}
     return Firings(**columns, A=A, D=D, S=S, bias=bias)
 
