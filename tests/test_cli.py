@@ -1,4 +1,5 @@
 import dataclasses
+import errno
 import os
 import re
 import subprocess
@@ -55,6 +56,16 @@ def test_help_of_every_verb_shows_every_option_and_its_text(verb, capsys):
     assert "--from" in shown and "--dry-run" in shown
     # attribute docstrings arrive whole
     assert "Directory written by `clearhead train lorsa`." in shown or verb not in ("evaluate", "analyze")
+
+
+@pytest.mark.parametrize("number", [errno.EROFS, errno.ENAMETOOLONG])
+def test_places_that_cannot_be_written_are_one_line(number, monkeypatch, capsys, tmp_path):
+    def fail(_):
+        raise OSError(number, "no such place", str(tmp_path / "there"))
+
+    monkeypatch.setattr("clearhead.commands.view.run", fail)
+    assert cli.main(["view", str(tmp_path)]) == 2
+    assert "cannot use" in capsys.readouterr().err
 
 
 def test_overview_lists_every_verb_on_one_short_line(capsys):

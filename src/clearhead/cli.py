@@ -7,6 +7,7 @@ Exit status: 0 done, 2 an error of input (its message is on stderr), 130 interru
 
 import dataclasses
 import difflib
+import errno
 import importlib
 import sys
 from collections.abc import Sequence
@@ -20,6 +21,8 @@ from clearhead.config import VERBS, Verb
 from clearhead.configfile import from_file
 from clearhead.errors import ClearheadError, UnknownNameError
 
+UNUSABLE = (errno.EROFS, errno.ENAMETOOLONG)
+"""Besides what has an exception of its own: a read-only file system, a name too long."""
 FROM_HELP = "Start from the config.json of an earlier run (or its directory), all but --out; other options override it."
 DRY_RUN_HELP = (
     "Print what would be done (derived values, parameters, memory, tokens, time) and write nothing. The time of a "
@@ -36,6 +39,11 @@ def main(args: Sequence[str] | None = None) -> int:
         return 2
     except (FileExistsError, FileNotFoundError, IsADirectoryError, NotADirectoryError, PermissionError) as error:
         if error.filename is None:
+            raise
+        sys.stderr.write(f"clearhead: cannot use {str(error.filename)!r}: {error.strerror}; give another path\n")
+        return 2
+    except OSError as error:
+        if error.errno not in UNUSABLE or error.filename is None:
             raise
         sys.stderr.write(f"clearhead: cannot use {str(error.filename)!r}: {error.strerror}; give another path\n")
         return 2

@@ -61,6 +61,8 @@ def test_induction_and_duplicate_scores_are_read_at_the_earlier_copy(tiny):
     assert torch.allclose(scores[1]["induction"], loop, atol=1e-6)
     assert float(scores[1]["induction"].max()) > 0.5  # the model is known to have induction heads
     assert float(scores[0]["induction"].max()) < 0.1
+    copies = torch.stack([pattern[:, :, t, t - 25] for t in range(26, 50)]).mean((0, 1))  # not the first, a sink
+    assert torch.allclose(scores[1]["duplicate"], copies, atol=1e-6)
 
 
 def test_several_batches_count_what_one_batch_counts(tiny, prompts, census, monkeypatch):

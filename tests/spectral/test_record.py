@@ -92,7 +92,8 @@ def test_heads_without_a_product_or_firings_are_rows_with_words_not_nan(tmp_path
     census = take_census(model, prompts)
     separations = compare_all(model, prompts, census, draws=10, seed=0, untrained=False)
     judged = judge_all(census, separations)
-    assert judged.verdicts[0, 0] == "no query–key product"
+    assert judged.verdicts[0, 0] == "no query–key product" and judged.numbers[0, 0].sparsity is None
+    assert (0, 0) not in separations
     assert judged.verdicts[0, 1] == "no firings" and judged.numbers[0, 1].sparsity is None
     write_spectral_atlas(tmp_path / "atlas", model, prompts, census, separations, judged, {"model": "gpt2"}, seed=0)
     rows = {row["head"]: row for row in Atlas(tmp_path / "atlas").sql("select * from spectra where layer = 0")}

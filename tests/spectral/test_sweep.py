@@ -46,6 +46,8 @@ def test_checkpoints_are_found_and_ordered_by_step(run, tmp_path):
         ("org/model@step9", "holds 1 checkpoints"),
         ("org/model@a,b", "no number in its name"),
         ("nowhere", "is no folder"),
+        ("clearhead-tiny@1,2", "has no revisions"),
+        (f"{tmp_path}@1,2", "has no revisions"),
     ):
         with pytest.raises(ClearheadError, match=message):
             find_checkpoints(named)
@@ -90,6 +92,14 @@ def test_checkpoints_of_another_model_are_refused(run, prompts, tmp_path):
                 device="cpu",
             )
         )
+
+
+def test_two_checkpoints_of_one_step_are_refused(tmp_path):
+    for name in ("a-5", "b-5"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.json").write_text("{}")
+    with pytest.raises(ClearheadError, match="two checkpoints of one step"):
+        find_checkpoints(str(tmp_path))
 
 
 def test_the_verb_writes_a_table_numbers_and_a_page(run, tmp_path, capsys):

@@ -1,5 +1,6 @@
 """`clearhead spectral run`: every head's firings in singular modes, against controls, as an atlas and a page."""
 
+from collections import Counter
 from typing import Any
 
 from clearhead.commands.structure import without_weights
@@ -38,7 +39,7 @@ def run(config: SpectralRun) -> None:
     """Take the census, compare, judge, write the run directory and its page, print the numbers."""
     refuse_other_run(config.directory(), config)
     model = Model.load(config.model, dtype=config.dtype, device=config.device)
-    prompts, _ = read_prompts(model, config)
+    prompts, behaviour = read_prompts(model, config)
     with RunDirectory(config.directory()) as directory:
         directory.write_config(config.to_dict())
         census = take_census(model, prompts, threshold=config.threshold, basis=config.basis, seed=config.seed)
@@ -59,6 +60,8 @@ def run(config: SpectralRun) -> None:
             _about(config, model, prompts),
             config.seed,
         )
+        if behaviour is not None and behaviour.refused:
+            summary["prompts_left_out"] = dict(Counter(behaviour.refused.values()))
         summary["shared_modes"] = sum(found.n_modes for found in shared.values())
         summary["shared_modes_in_rotated_bases"] = round(sum(found.in_rotated for found in shared.values()), 1)
         directory.write_summary(summary)
@@ -96,6 +99,8 @@ def _print(summary: dict[str, Any], census: Census, judged: Any) -> None:
                 f"against {name.removeprefix('control_')}:",
             )
     show(summary["seconds"], "CPU seconds:")
+    for reason, count in summary.get("prompts_left_out", {}).items():
+        say(f"{count} prompts of the task were left out: {reason}")
     for layer, reason in census.refused.items():
         say(f"layer {layer} was left out: {reason}")
     best = sorted(

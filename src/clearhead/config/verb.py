@@ -27,7 +27,7 @@ class Verb:
             value = getattr(self, field.name)
             option = field.name.replace("_", "-")
             self._refuse(isinstance(value, float) and not math.isfinite(value), option, "give a finite number")
-            self._refuse(option == "seed" and value < 0, option, "give 0 or a positive number")
+            self._refuse(option == "seed" and not 0 <= value < 2**63, option, "give a number from 0 to 2⁶³ − 1")
         self.validate()
 
     def validate(self) -> None:

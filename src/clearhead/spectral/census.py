@@ -154,7 +154,8 @@ def repeated_behaviour(model: Model, layers: Sequence[int], seed: int) -> dict[i
     second = torch.arange(half, 2 * half)
     scores = {}
     for layer, seen in sites.items():
-        duplicate = seen.pattern[:, :, second, second - half].mean((0, 2)).cpu()
+        # the copy of the first one is the first token, where attention rests anyway
+        duplicate = seen.pattern[:, :, second[1:], second[1:] - half].mean((0, 2)).cpu()
         induction = seen.pattern[:, :, second, second - half + 1].mean((0, 2)).cpu()
         scores[layer] = {"duplicate": duplicate, "induction": induction}
     return scores

@@ -135,7 +135,10 @@ def _separations(
         own = rolls_tovee(found.firings.contributions).double()
         for head in range(found.modes.n_heads):
             mine = (found.firings.head == head) & ~found.firings.sink
-            if bool(mine.any()):
+            rank = int(found.modes.svd.rank[head])
+            # a random subspace stands for directions that the head has
+            comparable = rank == found.firings.A.shape[-1] if control == "subspace" else rank > 0
+            if comparable and bool(mine.any()):
                 of_head = sparsity[:, mine]
                 result.setdefault((layer, head), []).append(
                     separation(

@@ -144,7 +144,8 @@ def judge_all(census: Census, separations: Mapping[Place, Mapping[str, Separatio
     for layer, found in census.layers.items():
         for head in range(found.modes.n_heads):
             place, firings = (layer, head), found.firings.of_head(head)
-            numbers[place] = measure_head(firings)
+            # without a product there is nothing that modes could share out
+            numbers[place] = measure_head(firings) if int(found.modes.svd.rank[head]) else HeadNumbers()
             verdicts[place] = judge(
                 rank=int(found.modes.svd.rank[head]),
                 n_firings=int(found.n_firings[head]),

@@ -194,7 +194,7 @@ def _modes(model: Model, layer: int, found: LayerCensus) -> dict[str, Any]:
     for head in range(found.modes.n_heads):
         own = found.firings.of_head(head)
         size = own.contributions.abs().sum(0)
-        if not float(size.sum()):
+        if not float(size.sum()) or not int(found.modes.svd.rank[head]):
             continue
         share = size / size.sum()
         for mode in share.topk(min(MODES_PER_HEAD, len(share))).indices.tolist():

@@ -23,6 +23,7 @@ from torch import Tensor
 from clearhead.config import Basis, Dtype
 from clearhead.errors import ClearheadError
 from clearhead.model.access import Model
+from clearhead.model.loading import BUNDLED
 from clearhead.runs import progress
 from clearhead.spectral.census import Census, LayerCensus, take_census
 from clearhead.spectral.control_runs import sides_of_firings
@@ -84,6 +85,10 @@ def find_checkpoints(named: str) -> list[Checkpoint]:
         ]
     elif "@" in named:
         model, _, revisions = named.partition("@")
+        if model in BUNDLED or Path(model).is_dir():
+            raise ClearheadError(
+                f"{model} has no revisions; name a model on the hub, or a folder of checkpoint folders"
+            )
         found = [Checkpoint(model, revision, _step(revision)) for revision in revisions.split(",") if revision]
     else:
         raise ClearheadError(
@@ -92,6 +97,9 @@ def find_checkpoints(named: str) -> list[Checkpoint]:
         )
     if len(found) < FEWEST_CHECKPOINTS:
         raise ClearheadError(f"{named} holds {len(found)} checkpoints; a sweep needs at least {FEWEST_CHECKPOINTS}")
+    steps = [one.step for one in found]
+    if len(set(steps)) < len(steps):
+        raise ClearheadError(f"{named} holds two checkpoints of one step ({sorted(steps)}); keep one of each")
     return sorted(found, key=lambda one: one.step)
 
 
@@ -119,13 +127,22 @@ def sweep(
         for place, checkpoint in enumerate(checkpoints):
             at_end = place == len(checkpoints) - 1
             model = last if at_end else load(checkpoint, dtype, device)
-            if model.d_vocab != last.d_vocab:
-                raise ClearheadError(
-                    f"{checkpoint.source} has {model.d_vocab} tokens and the last checkpoint {last.d_vocab}: these are "
-                    "not checkpoints of one model"
-                )
+            _refuse_other_model(checkpoint, model, last)
             yield measure_checkpoint(model, checkpoint.step, prompts, followed, threshold=threshold, seed=seed)
             advance(1)
+
+
+def _refuse_other_model(checkpoint: Checkpoint, model: Model, last: Model) -> None:
+    sizes = ("d_vocab", "n_layers", "d_model", "n_heads", "d_head")
+    differ = [
+        f"{name} {getattr(model, name)}, not {getattr(last, name)}"
+        for name in sizes
+        if getattr(model, name) != getattr(last, name)
+    ]
+    if differ:
+        raise ClearheadError(
+            f"{checkpoint.source} and the last checkpoint are not checkpoints of one model: {'; '.join(differ)}"
+        )
 
 
 def load(checkpoint: Checkpoint, dtype: Dtype, device: str) -> Model:
