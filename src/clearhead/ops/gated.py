@@ -36,8 +36,8 @@ from clearhead.ops.hash_rng import mix
 Mode = Literal["sampled", "hard", "open"]
 Estimator = Literal["straight_through", "exact"]
 
-UNIT = 2.0**-24
-"""Spacing of the uniform numbers: 24 bits, which float32 holds exactly."""
+UNIT = 2.0**-23
+"""Spacing of the uniform numbers. With one bit more, float32 would round the largest of them to 1."""
 
 
 class Noise(NamedTuple):
@@ -184,8 +184,8 @@ def noise_words(
 def uniforms(
     keys: Int32[Tensor, "*b 2"], rows: Int[Tensor, " q"], columns: Int[Tensor, " k"]
 ) -> Float32[Tensor, "*b q k"]:
-    """A number strictly between 0 and 1 for each (row, column) pair, on a grid of 2⁻²⁴."""
-    return (_shifted(noise_words(keys, rows, columns), 8).float() + 0.5) * UNIT
+    """A number strictly between 0 and 1 for each (row, column) pair, on a grid of 2⁻²³, exact in float32."""
+    return (_shifted(noise_words(keys, rows, columns), 9).float() + 0.5) * UNIT
 
 
 def _mixed(x: Tensor, between: Tensor | None) -> Tensor:
