@@ -27,6 +27,7 @@ from clearhead.errors import ClearheadError
 from clearhead.model import geometry, weights
 from clearhead.model.attention import NAMES, attention_implementation, tap_forward
 from clearhead.model.families import find_family
+from clearhead.model.gates import Gates, find_gates, restore_gates
 from clearhead.model.loading import Device, DType, load_model
 from clearhead.model.places import Places
 from clearhead.model.run import Edit, Finished, Path, Recorder, Run, recording
@@ -39,7 +40,8 @@ class Model:
     """A causal language model whose sites can be read and edited.
 
     hf is the transformers model itself, tokenizer its tokenizer or None; name, note and revision say where it came
-    from. Sizes (n_layers, d_model, n_heads, n_kv_heads, d_head, d_vocab, n_ctx) come from its config and modules.
+    from; gates are the tensors of a sparse model's edge gates (gates.py). Sizes (n_layers, d_model, n_heads,
+    n_kv_heads, d_head, d_vocab, n_ctx) come from its config and modules.
 
     Raises `UnknownNameError` for a family whose modules cannot be found and `SelfTestError` where the access does not
     reproduce the model (see self_test.py), unless `self_test=False`.
@@ -53,6 +55,7 @@ class Model:
         name: str = "",
         note: str = "",
         revision: str | None = None,
+        gates: dict[str, Tensor] | None = None,
         self_test: bool = True,
     ):
         self.hf = hf
@@ -72,8 +75,15 @@ class Model:
         ]
         """The layers with softmax attention; in hybrid models not all."""
         self._accepts_positions = "position_ids" in signature(type(hf).forward).parameters
+        if gates is not None:
+            restore_gates(self, gates)
         if self_test:
             check_model(self)
+
+    @property
+    def gates(self) -> Gates | None:
+        """The edge gates of a sparse model (gates.py), None for a dense one."""
+        return find_gates(self.hf)
 
     @classmethod
     def load(
@@ -96,7 +106,13 @@ class Model:
         """
         loaded = load_model(name, dtype=dtype, device=device, revision=revision, tokenizer=tokenizer)
         return cls(
-            loaded.hf, loaded.tokenizer, name=name, note=loaded.note, revision=loaded.revision, self_test=self_test
+            loaded.hf,
+            loaded.tokenizer,
+            name=name,
+            note=loaded.note,
+            revision=loaded.revision,
+            gates=loaded.gates,
+            self_test=self_test,
         )
 
     def __repr__(self) -> str:
@@ -190,6 +206,8 @@ class Model:
             weights) are made to need one. Without it nothing is kept.
         path: "eager" puts the run on the eager path though nothing needs it, so that it can be compared bit for bit
             with one that does; "sdpa" refuses sites that need the eager path.
+        In a model with edge gates both paths are gated, hard outside of `gates.sampled` and `gates.opened`; scores are
+        those before the gates, pattern is what multiplies the values.
 
         The model computes in eval mode and is left as it was found, whatever is raised.
         Raises `UnknownNameError` and `ClearheadError` for bad sites, tokens, masks and edits.
@@ -235,9 +253,9 @@ class Model:
                 pass
 
     def _implementation(self, recorder: Recorder) -> str:
-        """The name of the attention implementation: HF's own, or ours where the recorder looks inside the function."""
-        inside = any(site.name in FUNCTION_SITES for site in recorder.sites)
-        return NAMES[recorder.run.path] if inside and self.family.interface else recorder.run.path
+        """The name of the attention implementation: HF's own, or ours to look inside or to close gates."""
+        ours = self.gates is not None or any(site.name in FUNCTION_SITES for site in recorder.sites)
+        return NAMES[recorder.run.path] if ours and self.family.interface else recorder.run.path
 
     def _choose_path(self, sites: set[Site], asked: Path | None) -> Path:
         """The path: sdpa unless the softmax is looked at, the caller asks for eager, or the family has no sdpa."""

@@ -8,7 +8,8 @@ mask interface (without the second, the causal mask is silently lost). It calls 
   scores are its input, pattern its output. A column beyond the keys is the attention sink.
 
 Nothing is re-implemented, so nothing can drift. Families that compute attention without the interface run under the
-same tap around the whole forward (`tap_forward`).
+same tap around the whole forward (`tap_forward`). In a gated model (gates.py) path sdpa is the gated operation, and on
+path eager the tap closes edges: the pattern is then what multiplies the values, not what the softmax returned.
 
 Not here: projections (places.py).
 """
@@ -26,6 +27,7 @@ from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedC
 from transformers.masking_utils import eager_mask, sdpa_mask
 
 from clearhead.errors import ClearheadError
+from clearhead.model.gates import EdgeGate, attend_gated, gate_of
 from clearhead.model.run import Path, Recorder, current_recorder
 from clearhead.model.sites import Site
 
@@ -50,8 +52,9 @@ def attend(
     key = recorder.visit(Site("k", layer), key)
     value = recorder.visit(Site("v", layer), value)
     function = attention_function(module, recorder.run.path)
-    if recorder.wants(*_softmax_sites(layer)):
-        with SoftmaxTap(recorder, layer, keys=key.shape[2]):
+    gate = gate_of(module) if recorder.run.path == "eager" else None
+    if gate is not None or recorder.wants(*_softmax_sites(layer)):
+        with SoftmaxTap(recorder, layer, key.shape[2], gate):
             z, second = function(module, query, key, value, attention_mask, **options)
     else:
         z, second = function(module, query, key, value, attention_mask, **options)
@@ -71,6 +74,8 @@ def attention_function(module: nn.Module, path: Path) -> Any:
     """
     namespace = inspect.unwrap(type(module).forward).__globals__
     if path == "sdpa":
+        if gate_of(module) is not None:
+            return attend_gated
         return namespace["ALL_ATTENTION_FUNCTIONS"]["sdpa"]
     if "eager_attention_forward" not in namespace:
         raise ClearheadError(
@@ -82,11 +87,12 @@ def attention_function(module: nn.Module, path: Path) -> Any:
 class SoftmaxTap(TorchFunctionMode):
     """Shows the recorder what enters and leaves the softmax of one attention layer, and puts back what it returns."""
 
-    def __init__(self, recorder: Recorder, layer: int | None, keys: int):
+    def __init__(self, recorder: Recorder, layer: int | None, keys: int, gate: EdgeGate | None = None):
         super().__init__()
         self.recorder = recorder
         self.layer = layer
         self.keys = keys
+        self.gate = gate
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: dict | None = None) -> Any:
         """Calls `func`; a softmax over the keys of the watched layer goes through the recorder."""
@@ -94,7 +100,10 @@ class SoftmaxTap(TorchFunctionMode):
         if self.layer is None or func not in _SOFTMAX or current_recorder() is not self.recorder:
             return func(*args, **kwargs)
         scores = self._show_scores(args[0], self.layer)
-        return self._show_pattern(func(scores, *args[1:], **kwargs), self.layer)
+        pattern = func(scores, *args[1:], **kwargs)
+        if self.gate is not None:
+            pattern = self.gate.close(pattern, scores)
+        return self._show_pattern(pattern, self.layer)
 
     def _show_scores(self, full: Tensor, layer: int) -> Tensor:
         """Scores [b, h, q, k] and sink [b, h, q] out of the softmax's input, and the input to go on with."""

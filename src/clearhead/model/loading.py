@@ -5,23 +5,25 @@ the network is switched off (see hub.py), only local files are used.
 """
 
 import json
+import logging as python_logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, cast, get_args
+from typing import Any, Literal, cast, get_args
 
 import torch
 from huggingface_hub.constants import HF_HUB_DISABLE_PROGRESS_BARS
 from huggingface_hub.utils import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
-from safetensors import SafetensorError
-from torch import nn
+from safetensors import SafetensorError, safe_open
+from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
-from transformers.utils import logging
+from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME, cached_file, logging
 
 from clearhead.errors import ClearheadError, CorruptFileError, UnknownNameError
 from clearhead.hub import offline
 from clearhead.model import bundled
+from clearhead.model.gates import CHILD, SETTINGS
 
 DType = Literal["float32", "bfloat16", "float16", "float64", "auto"]
 Device = str
@@ -39,6 +41,8 @@ class Loaded:
     tokenizer: PreTrainedTokenizerBase | None
     note: str
     revision: str | None
+    gates: dict[str, Tensor] | None = None
+    """The tensors of a sparse model's edge gates (gates.py) by their names in the checkpoint."""
 
 
 def load_model(name: str, *, dtype: DType, device: Device, revision: str | None, tokenizer: bool) -> Loaded:
@@ -49,7 +53,7 @@ def load_model(name: str, *, dtype: DType, device: Device, revision: str | None,
     source = str(BUNDLED[name]()) if name in BUNDLED else name
     options = {"revision": revision, "trust_remote_code": False, "local_files_only": offline()}
     try:
-        with no_bar_for_weights():
+        with no_bar_for_weights(), _no_report_of_gates():
             found = AutoModelForCausalLM.from_pretrained(
                 source, dtype=dtype, use_safetensors=True, output_loading_info=True, **options
             )
@@ -62,6 +66,10 @@ def load_model(name: str, *, dtype: DType, device: Device, revision: str | None,
     hf, report = cast(tuple[PreTrainedModel, dict[str, set[str]]], found)
     if missing := sorted(report["missing_keys"]):  # transformers would draw them at random
         raise CorruptFileError(f"the files of {name!r} lack {len(missing)} of its weights ({missing[0]}, ...)")
+    gates = None
+    if SETTINGS in vars(hf.config):
+        names = sorted(name for name in report["unexpected_keys"] if CHILD in name.split("."))
+        gates = _read_tensors(source, names, options)
     try:
         loaded_tokenizer = AutoTokenizer.from_pretrained(source, **options) if tokenizer else None
     except (OSError, ValueError) as error:
@@ -72,7 +80,36 @@ def load_model(name: str, *, dtype: DType, device: Device, revision: str | None,
     commit = vars(hf.config).get("_commit_hash") or revision  # transformers sets it for repositories of the hub
     note = bundled.NOTES.get(name) or (f"{name} at revision {commit}" if commit else name)
     cast(nn.Module, hf).to(place)
-    return Loaded(hf, loaded_tokenizer, note, commit)
+    return Loaded(hf, loaded_tokenizer, note, commit, gates)
+
+
+def _read_tensors(source: str, names: list[str], options: dict[str, Any]) -> dict[str, Tensor]:
+    """Tensors of a checkpoint, in one file or several, that transformers did not place."""
+    options = {name: value for name, value in options.items() if name != "trust_remote_code"}
+    index = cached_file(source, SAFE_WEIGHTS_INDEX_NAME, _raise_exceptions_for_missing_entries=False, **options)
+    shards = json.loads(Path(index).read_text())["weight_map"] if index else dict.fromkeys(names, SAFE_WEIGHTS_NAME)
+    tensors: dict[str, Tensor] = {}
+    for name in names:
+        path = cached_file(source, shards[name], **options)
+        assert path is not None
+        with safe_open(path, framework="pt") as file:
+            tensors[name] = file.get_tensor(name)
+    return tensors
+
+
+@contextmanager
+def _no_report_of_gates() -> Iterator[None]:
+    """Without transformers' report that a checkpoint's gates found no place, which here they will."""
+    logger = python_logging.getLogger("transformers.modeling_utils")
+
+    def other(record: python_logging.LogRecord) -> bool:
+        return CHILD not in record.getMessage()
+
+    logger.addFilter(other)
+    try:
+        yield
+    finally:
+        logger.removeFilter(other)
 
 
 @contextmanager
