@@ -114,7 +114,7 @@ def gated_attention_reference(
     scores = q @ k.mT * scale
     logits = scores + bias.to(scores.dtype)[:, None, None]
     probability = logits.sigmoid() * seen
-    gate = soft = seen.to(scores.dtype)  # mode "open"
+    gate = soft = seen.to(scores.dtype).expand_as(scores)  # mode "open"
     if mode == "hard":
         gate, soft = ((logits > 0) & seen).to(scores.dtype), probability
     elif mode == "sampled":
