@@ -18,6 +18,7 @@ from clearhead.config.lorsa import (
     TrainLorsa,
 )
 from clearhead.config.pretrain import Architecture, Pretrain
+from clearhead.config.sparsify import Sparsify
 from clearhead.config.spectral_features import Shrinkage, SpectralFeatures
 from clearhead.config.spectral_run import Basis, OfTexts, SpectralRun, SpectralSweep
 from clearhead.config.spectral_toy import SpectralToy
@@ -35,6 +36,7 @@ VERBS: dict[str, type[Verb]] = {
         Analyze,
         View,
         Pretrain,
+        Sparsify,
         SpectralFeatures,
         SpectralRun,
         SpectralSweep,
@@ -67,6 +69,7 @@ __all__ = [
     "OfTexts",
     "Pretrain",
     "Shrinkage",
+    "Sparsify",
     "SpectralFeatures",
     "SpectralRun",
     "SpectralSweep",

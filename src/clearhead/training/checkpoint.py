@@ -2,7 +2,8 @@
 
 A checkpoint is a folder `step-00000200` with `module.safetensors`, `optimizer.safetensors`, `task.safetensors` and
 `state.json`. It is written under another name and renamed when all files are on the disk, so a killed process or a
-full disk leaves the previous one intact. (accelerate's `save_state` and torch's distributed checkpoint write pickle.)
+full disk leaves the previous one intact. Parameters that are not trained are the module's own and are not saved.
+(accelerate's `save_state` and torch's distributed checkpoint write pickle.)
 """
 
 import os
@@ -88,10 +89,16 @@ def _second_names(module: nn.Module) -> dict[str, str]:
 
 def _without_ties(module: nn.Module) -> dict[str, torch.Tensor]:
     second = _second_names(module)
-    return {name: tensor for name, tensor in module.state_dict().items() if name not in second}
+    left_out = second.keys() | _frozen(module).keys()
+    return {name: tensor for name, tensor in module.state_dict().items() if name not in left_out}
+
+
+def _frozen(module: nn.Module) -> dict[str, torch.Tensor]:
+    return {name: p.detach() for name, p in module.named_parameters(remove_duplicate=False) if not p.requires_grad}
 
 
 def _with_ties(module: nn.Module, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    tensors = _frozen(module) | tensors
     return tensors | {name: tensors[saved] for name, saved in _second_names(module).items() if saved in tensors}
 
 

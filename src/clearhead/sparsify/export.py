@@ -1,0 +1,36 @@
+"""A sparse model on disk: an ordinary Hugging Face folder whose checkpoint also holds the gates.
+
+`Model.load` puts the gates back and attends through them, `generate` included. Plain transformers ignores them and says
+so: their tensors stand in its report of weights that found no place. Adapters are merged before.
+"""
+
+from pathlib import Path
+from typing import Any
+
+from clearhead.errors import ClearheadError
+from clearhead.model.access import Model
+from clearhead.model.gates import SETTINGS, find_gates
+from clearhead.training.language_model import save_model
+
+
+def export_model(model: Model, folder: Path, provenance: dict[str, Any] | None = None) -> None:
+    """Writes model, gates and tokenizer, whole or not at all; `provenance` goes into the config beside the settings.
+
+    Raises `ClearheadError` for a model without gates or without a tokenizer.
+    """
+    if find_gates(model.hf) is None:
+        raise ClearheadError(f"{model.name} has no edge gates; install them, or save it with save_pretrained")
+    if model.tokenizer is None:
+        raise ClearheadError(f"{model.name} was loaded without a tokenizer, which belongs into the folder")
+    settings = getattr(model.hf.config, SETTINGS)
+    setattr(model.hf.config, SETTINGS, settings | (provenance or {}))
+    save_model(model.hf, model.tokenizer, folder)
+
+
+def push_to_hub(model: Model, repo_id: str, *, private: bool = False) -> str:
+    """Uploads the model with its gates and its tokenizer to the Hugging Face hub; returns the address of the commit."""
+    if model.tokenizer is None:
+        raise ClearheadError(f"{model.name} was loaded without a tokenizer, which belongs beside it")
+    commit = model.hf.push_to_hub(repo_id, private=private)
+    model.tokenizer.push_to_hub(repo_id, private=private)
+    return str(commit)
