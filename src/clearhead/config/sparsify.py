@@ -34,8 +34,8 @@ class Sparsify(Verb):
     """Tokens per step, a multiple of the context."""
     tolerance: float = 0.02
     """How much the loss may rise over the dense model's, in nats per token."""
-    constraint: Constraint = "paired"
-    """What may rise: paired, the loss over the base's on the same tokens; ce, over a fixed one; kl, KL to the base."""
+    constraint: Constraint = "kl"
+    """What may rise: kl, KL(base ‖ model); paired, the loss over the base's on the same tokens; ce, over a fixed one."""
     distill: float = 0.0
     """Weight of KL(base ‖ model) in the loss."""
     lora: int | None = None

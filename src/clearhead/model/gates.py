@@ -95,7 +95,7 @@ class EdgeGate(nn.Module):
             scale=scale,
             noise=noise,
             first=first,
-            sink=self.sink,
+            sink=None if control.mode == "open" else self.sink,
             slope=control.slope,
             estimator=control.estimator,
             check=control.check,
@@ -180,7 +180,7 @@ class Gates:
         return self._switched(Control("hard", slope=slope))
 
     def opened(self):
-        """All gates open: the dense model."""
+        """All gates open and no sink: the dense model."""
         return self._switched(Control("open"))
 
     def random(self, rates: dict[int, Float[Tensor, " h"]], seed: int = 0):
@@ -208,7 +208,8 @@ def install(
     """Puts a gate on every attention layer of `model` and makes it attend through them; returns the gates.
 
     `bias`: where every head's gates begin; at 6 an edge whose score is 0 is open with probability 0.9975. `sink`: the
-    first value of κ, for the denominator over open edges; None keeps all keys in the denominator, as the paper does.
+    first value of κ, for the denominator over open edges (far below all scores it changes nothing at first); None keeps
+    all keys in the denominator, as the paper does.
     `settings`: what the model's config is to say about where the gates come from.
     Raises `ClearheadError` where the model is gated already or a layer's attention cannot be.
     """

@@ -11,13 +11,13 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 
 import torch
-from clearhead.sparsify.geco import Geco
 from jaxtyping import Float, Int64
 from torch import Tensor, nn
 
 from clearhead.errors import NonFiniteError
 from clearhead.model.access import Model
 from clearhead.model.gates import Tally
+from clearhead.sparsify.geco import Geco
 from clearhead.training.repeats import next_token_losses
 
 BATCH = 16

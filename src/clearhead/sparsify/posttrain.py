@@ -11,7 +11,6 @@ import time
 from typing import Any
 
 import torch
-from clearhead.sparsify.geco import Geco, GecoSettings
 from jaxtyping import Float, Int64
 from torch import Tensor
 
@@ -24,6 +23,7 @@ from clearhead.sparsify.adapters import merge_adapters
 from clearhead.sparsify.best import Best, Watch, measure_hard
 from clearhead.sparsify.calibrate import mean_loss, opening_bias
 from clearhead.sparsify.export import export_model
+from clearhead.sparsify.geco import Geco, GecoSettings
 from clearhead.sparsify.task import Prepared, Sparsification, prepare
 from clearhead.training.checkpoint import list_checkpoints
 from clearhead.training.language_model import TextAndRepeats
@@ -40,6 +40,10 @@ MEASUREMENTS = 40
 CHECKPOINTS = 20
 LEAST_SLACK = 0.005
 """Nats in which a violation is measured where the tolerance is smaller."""
+MULTIPLIER = 10.0
+"""Where the multiplier begins: with nearly all edges open, a hundredth of a nat buys about a tenth of them."""
+AVERAGE = 0.9
+"""Of what the constraint measured; a longer memory would let the multiplier overshoot."""
 BETAS = (0.9, 0.98)
 GRAD_CLIP = 1.0
 IMMATERIAL = ("out", "resume", "device", "tokens")
@@ -117,7 +121,11 @@ def build(
 ) -> tuple[Geco, Sparsification]:
     """Multiplier and task of a run."""
     settings = GecoSettings(
-        rule=config.rule, rate=config.multiplier_rate, freeze=round(config.warmup_share * config.steps())
+        rule=config.rule,
+        rate=config.multiplier_rate,
+        average=AVERAGE,
+        initial=MULTIPLIER,
+        freeze=round(config.warmup_share * config.steps()),
     )
     target = config.tolerance + (start["base_train_ce"] if config.constraint == "ce" else 0.0)
     geco = Geco(settings, target, max(config.tolerance, LEAST_SLACK))

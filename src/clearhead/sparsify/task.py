@@ -15,8 +15,6 @@ from typing import Any
 
 import torch
 from accelerate import Accelerator
-from clearhead.sparsify.geco import Geco
-from clearhead.sparsify.objective import cross_entropy, distillation, edge_penalty, edge_shares
 from jaxtyping import Float, Int64
 from torch import Tensor, nn
 from transformers import PreTrainedModel
@@ -28,7 +26,12 @@ from clearhead.model.gates import Gates, install
 from clearhead.ops.hash_rng import mix
 from clearhead.sparsify.adapters import add_adapters, without_adapters
 from clearhead.sparsify.best import Best
+from clearhead.sparsify.geco import Geco
+from clearhead.sparsify.objective import cross_entropy, distillation, edge_penalty, edge_shares
 from clearhead.training.optim import RateSchedule
+
+SINK = -6.0
+"""Where κ begins: beside the scores of an open model it has no weight."""
 
 
 @dataclass
@@ -57,7 +60,7 @@ def prepare(config: Sparsify, device: str) -> Prepared:
     gates = model.gates or install(
         model,
         bias=config.gate_bias or 0.0,
-        sink=0.0 if config.sink else None,
+        sink=SINK if config.sink else None,
         settings={"base": config.model},
     )
     if config.lora is None:
