@@ -12,7 +12,7 @@ and a prompt is right where the best answer's logit exceeds every wrong one's. A
 its reason and in no average. Prompts of different lengths are never padded: `batches` groups them by length, so no
 mask is needed, and a label means the same index in every row.
 
-The generators are in modules of their own (ioi.py); the file format is in task_item.py.
+The generators are in modules of their own (ioi.py, greater_than.py, repeated.py); the file format is in task_item.py.
 """
 
 from collections import Counter
@@ -25,14 +25,14 @@ import torch
 from jaxtyping import Bool, Float, Float32, Int64
 from torch import Tensor
 
-from clearhead.data import ioi
+from clearhead.data import greater_than, ioi, repeated
 from clearhead.data.task_item import TaskItem, read_items, write_items
 from clearhead.errors import ClearheadError, NonFiniteError, UnknownNameError
 from clearhead.model.access import Model
 
 __all__ = ["Measurement", "Task", "TaskBatch", "TaskItem", "logit_difference", "measure", "task"]
 
-TASKS = {"ioi": ioi.generate}
+TASKS = {"ioi": ioi.generate, "greater_than": greater_than.generate, "copy": repeated.generate}
 """Name -> generator of (model, n, seed, corrupt), where corrupt is None for the generator's default."""
 
 
@@ -129,7 +129,8 @@ class Task:
 def task(name: str, model: Model, n: int, seed: int = 0, *, corrupt: str | None = None) -> Task:
     """`n` prompts of a built-in task in the tokens of `model`, the same for the same seed, tokenizer and n or more.
 
-    corrupt: which of the task's corruptions; None for its default (ioi: "resample", or "s2_flip").
+    corrupt: which of the task's corruptions, None for the first of its own: ioi has "resample" and "s2_flip", copy has
+        "last" and "earlier", greater_than has "year_01".
     Raises `UnknownNameError` for a task or a corruption that does not exist, `ClearheadError` for n < 1 and where
     the tokenizer splits the words that the task is made of.
     """
