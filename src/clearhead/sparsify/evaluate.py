@@ -153,14 +153,16 @@ def evaluate(
 
 
 def load_base(model: Model) -> Model | None:
-    """The dense model that `model` says it was trained from, on its device and in its dtype; None if it names none.
+    """The dense model that `model` says it was trained from, with its device, dtype and tokenizer; None if it names none.
 
     Raises what `Model.load` raises where that is not to be found.
     """
     name = getattr(model.hf.config, SETTINGS, {}).get("base")
     if name is None:
         return None
-    return Model.load(name, dtype=DTYPES[model.dtype], device=str(model.device), tokenizer=False)
+    base = Model.load(name, dtype=DTYPES[model.dtype], device=str(model.device), tokenizer=False)
+    base.tokenizer = model.tokenizer
+    return base
 
 
 def _check(
