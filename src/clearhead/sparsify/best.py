@@ -89,7 +89,7 @@ class Watch:
         ce, shares = measure_hard(self.model, self.drawn, self.held_out)
         if not math.isfinite(ce):
             raise NonFiniteError(f"the loss on held-out text is {ce} after step {done}; lower --lr")
-        edges = float(shares.mean()) if shares is not None else 1.0
+        edges = float(shares.mean().nan_to_num(1.0))  # a control by lot counts nothing
         self.best.offer(done, ce, edges)
         message = self.geco.unreachable() if self.geco is not None else None
         if message and not self.warned:
@@ -101,21 +101,20 @@ class Watch:
 @torch.no_grad()
 def measure_hard(
     model: Model, drawn: Callable[[], AbstractContextManager[Tally]], blocks: Int64[Tensor, "n t"]
-) -> tuple[float, Float[Tensor, "l h"] | None]:
+) -> tuple[float, Float[Tensor, "l h"]]:
     """Mean next-token loss (nats) under the gates of `drawn`, and the share of open edges by layer and head.
 
-    None for gates that count nothing. Shares are of visible pairs, over all blocks.
+    Shares are of visible pairs, over all blocks; NaN for gates that count nothing.
     """
-    losses, opened, pairs = [], [], []
+    opened = torch.zeros(len(model.attention_layers), model.n_heads, dtype=torch.float64, device=model.device)
+    pairs = torch.zeros(len(model.attention_layers), 1, dtype=torch.float64, device=model.device)
+    total = 0.0
     with model.evaluating():
         for part in blocks.split(BATCH):
             with drawn() as tally:
-                losses.append(next_token_losses(model.hf, part.to(model.device)).double().sum())
-            if tally:
-                opened.append(torch.stack([layer.opened.double().sum((0, 2)) for layer in tally.values()]))
-                seen = [layer.visible.double().sum() for layer in tally.values()]
-                rows = [len(part) if layer.visible.shape[0] == 1 else 1 for layer in tally.values()]
-                pairs.append(torch.stack([n * row for n, row in zip(seen, rows, strict=True)]))
-    ce = float(torch.stack(losses).sum()) / (blocks.shape[0] * (blocks.shape[1] - 1))
-    shares = torch.stack(opened).sum(0) / torch.stack(pairs).sum(0)[:, None] if opened else None
-    return ce, shares
+                total += float(next_token_losses(model.hf, part.to(model.device)).double().sum())
+            for row, layer in enumerate(tally.values()):
+                opened[row] += layer.opened.double().sum((0, 2))
+                pairs[row] += layer.visible.expand(len(part), -1).double().sum()
+    ce = total / (blocks.shape[0] * (blocks.shape[1] - 1))
+    return ce, opened / pairs

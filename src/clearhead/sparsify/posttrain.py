@@ -7,6 +7,7 @@ multiplier, the kept state and all counters are in them. A larger --tokens conti
 
 import contextlib
 import functools
+import math
 import time
 from typing import Any
 
@@ -88,6 +89,8 @@ def posttrain(config: Sparsify) -> dict[str, Any]:
         if config.lora is not None:
             merge_adapters(prepared.model.hf)
         ce, shares = measure_hard(prepared.model, functools.partial(final_gates, config, prepared, rates), held_out)
+        if rates is not None:
+            shares = torch.stack(list(rates.values()))
         summary = summarise(config, prepared, blocks, start, task, ce, shares) | {
             **{key: result[key] for key in ("tokens_per_second", "train_seconds")},
             "peak_memory_bytes": peak_memory(),
@@ -130,7 +133,8 @@ def build(
     target = config.tolerance + (start["base_train_ce"] if config.constraint == "ce" else 0.0)
     geco = Geco(settings, target, max(config.tolerance, LEAST_SLACK))
     named = {name: part for name, part in prepared.model.hf.named_parameters() if part.requires_grad}
-    best = Best(named, start["base_ce"] + config.tolerance)
+    # a control has no edges to save: its best state is the one with the smallest loss
+    best = Best(named, start["base_ce"] + config.tolerance if config.control == "none" else -math.inf)
     return geco, Sparsification(prepared, config, geco, best, rates, rank, world)
 
 
@@ -151,10 +155,10 @@ def rates_of(config: Sparsify) -> dict[int, Float[Tensor, " h"]] | None:
     path = config.like / "summary.json"
     if not path.exists():
         raise ClearheadError(f"--like {config.like} is no finished run of `clearhead sparsify`: it has no summary.json")
-    shares = read_json(path).get("edges_by_head")
-    if shares is None:
-        raise ClearheadError(f"--like {config.like}: its summary names no edges by head; give a run without --control")
-    return {int(layer): torch.tensor(row) for layer, row in shares.items()}
+    summary = read_json(path)
+    if "edges_by_head" not in summary:
+        raise ClearheadError(f"--like {config.like}: its summary names no edges by head; give a run of `sparsify`")
+    return {int(layer): torch.tensor(row) for layer, row in summary["edges_by_head"].items()}
 
 
 def rate_schedule(config: Sparsify) -> RateSchedule:
@@ -206,10 +210,10 @@ def summarise(
     start: dict[str, float],
     task: Sparsification,
     ce: float,
-    shares: Float[Tensor, "l h"] | None,
+    shares: Float[Tensor, "l h"],
 ) -> dict[str, Any]:
     """The final numbers, on the held-out blocks that the run was watched on."""
-    share = 1.0 if shares is None else float(shares.mean())
+    share = float(shares.mean())
     layers = prepared.gates.layers
     return {
         "model": config.model,
@@ -231,9 +235,7 @@ def summarise(
         "edge_share": share,
         "edges_per_query": share * (config.context + 1) / 2,
         "multiplier": task.geco.multiplier,
-        "edges_by_head": None
-        if shares is None
-        else {str(layer): row for layer, row in zip(layers, shares.tolist(), strict=True)},
+        "edges_by_head": {str(layer): row for layer, row in zip(layers, shares.tolist(), strict=True)},
     }
 
 
