@@ -153,7 +153,7 @@ def evaluate(
 
 
 def load_base(model: Model) -> Model | None:
-    """The dense model that `model` says it was trained from, with its device, dtype and tokenizer; None if it names none.
+    """The dense model that `model` says it was trained from, on its device, with its tokenizer; None if it names none.
 
     Raises what `Model.load` raises where that is not to be found.
     """
