@@ -207,6 +207,14 @@ def test_settings_that_cannot_be_are_refused(short):
         posttrain(dataclasses.replace(short, context=256, batch_tokens=256))
 
 
+@pytest.mark.parametrize(
+    "options", [{"penalty": "head-budget", "budget": 0.2}, {"penalty": "tiles"}, {"length_weight": 3.0}]
+)
+def test_other_prices_push_edges_down_too(short, options):
+    summary = posttrain(dataclasses.replace(short, tokens=30 * 128, **options))
+    assert summary["edge_share"] < 0.9 * metrics(short)[0]["held_out_edges"]
+
+
 def test_a_plan_measures_a_few_steps_and_writes_nothing(short):
     sizes, rate = time_steps(short.resolved(), 1)
     assert rate > 0 and sizes["gates"] == 8 and sizes["trained"] == sizes["parameters"]

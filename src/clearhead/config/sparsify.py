@@ -35,7 +35,7 @@ class Sparsify(Verb):
     tolerance: float = 0.02
     """How much the loss may rise over the dense model's, in nats per token."""
     constraint: Constraint = "kl"
-    """What may rise: kl, KL(base ‖ model); paired, the loss over the base's on the same tokens; ce, over a fixed one."""
+    """What may rise: kl, KL(base ‖ model); paired, the loss over the base's on the same text; ce, over a fixed one."""
     distill: float = 0.0
     """Weight of KL(base ‖ model) in the loss."""
     lora: int | None = None
@@ -57,7 +57,7 @@ class Sparsify(Verb):
     exact: bool = False
     """Gate gradient p(1-p) instead of straight-through with the sampled noise."""
     penalty: Penalty = "mean"
-    """What falls: mean share of open edges; heads or layers above --budget; open tiles of 64 x 64 edges."""
+    """What falls: mean share of open edges; that of heads or layers above --budget; that and open tiles of 64 x 64."""
     budget: float = 0.0
     """Share of open edges below which a head or layer is left alone."""
     length_weight: float = 0.0

@@ -27,27 +27,31 @@ from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedM
 from transformers.masking_utils import sdpa_mask
 
 from clearhead.errors import ClearheadError, CorruptFileError
+from clearhead.model.weights import EDGE_GATE
 from clearhead.ops.gated import Estimator, Mode, Noise, gated_attention, noise_keys, uniforms, visible_pairs
+from clearhead.ops.open_tiles import expected_open_tiles
 
 if TYPE_CHECKING:
     from clearhead.model.access import Model
 
 GATED = "clearhead_gated"
 """The name of `attend_gated` in transformers' interfaces."""
-CHILD = "clearhead_gate"
-"""The name of a gate in its attention module, and the end of its tensors' names in a checkpoint."""
+CHILD = EDGE_GATE
+"""The name of a gate in its attention module, and a part of its tensors' names in a checkpoint."""
 SETTINGS = "clearhead_gates"
 """The entry of a model's config that says that it is gated."""
 
 
 class LayerCount(NamedTuple):
-    """The edges of one layer in one forward; only `expected` carries gradients."""
+    """The edges of one layer in one forward; only `expected` and `tiles` carry gradients."""
 
     expected: Float[Tensor, "b h t"]
     opened: Int32[Tensor, "b h t"]
     leak: Float[Tensor, "b h t"]
     visible: Int[Tensor, "b t"]
     """Keys that each query sees; the row axis has length 1 where all rows see the same."""
+    tiles: Float[Tensor, "b h"] | None = None
+    """Expected share of open tiles (ops/open_tiles.py), where it was asked for; carries gradients."""
 
 
 Tally = dict[int, LayerCount]
@@ -65,6 +69,8 @@ class Control:
     batch: int = 0
     rates: dict[int, Float[Tensor, " h"]] | None = None
     """Mode "random": the share of edges that is open, by layer and head."""
+    tile: int | None = None
+    """Count the open tiles of so many by so many pairs as well, in expectation."""
     check: bool = False
     tally: Tally | None = field(default=None, repr=False)
 
@@ -103,7 +109,10 @@ class EdgeGate(nn.Module):
         if control.tally is not None:
             seen = torch.arange(1, q.shape[2] + 1, device=q.device)[None]
             visible = seen if first is None else (seen - first).clamp_min(0)
-            control.tally[self.layer] = LayerCount(found.expected, found.opened, found.leak, visible)
+            tiles = None
+            if control.tile is not None:
+                tiles = expected_open_tiles(q, k, self.bias, scale=scale, first=first, tile=control.tile)
+            control.tally[self.layer] = LayerCount(found.expected, found.opened, found.leak, visible, tiles)
         return found.out
 
     def _attend_random(self, q: Tensor, k: Tensor, v: Tensor, scale: float, first: Tensor | None) -> Tensor:
@@ -171,13 +180,21 @@ class Gates:
         for gate, row in zip(self.layers.values(), bias, strict=True):
             gate.bias.copy_(row)
 
-    def sampled(self, seed: int, batch: int = 0, *, estimator: Estimator = "straight_through", slope: float = 0.0):
+    def sampled(
+        self,
+        seed: int,
+        batch: int = 0,
+        *,
+        estimator: Estimator = "straight_through",
+        slope: float = 0.0,
+        tile: int | None = None,
+    ):
         """Gates drawn at random; `batch` is the global index of the first row, so that no two rows share noise."""
-        return self._switched(Control("sampled", estimator, slope, seed, batch))
+        return self._switched(Control("sampled", estimator, slope, seed, batch, tile=tile))
 
-    def hard(self, *, slope: float = 0.0):
+    def hard(self, *, slope: float = 0.0, tile: int | None = None):
         """Gates open where their probability exceeds one half."""
-        return self._switched(Control("hard", slope=slope))
+        return self._switched(Control("hard", slope=slope, tile=tile))
 
     def opened(self):
         """All gates open and no sink: the dense model."""

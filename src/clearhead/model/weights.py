@@ -305,6 +305,10 @@ def _is_plain_linear(module: nn.Module) -> bool:
     return own_forward and weight is not None and weight.ndim == 2 and weight.dtype.is_floating_point
 
 
+EDGE_GATE = "clearhead_gate"
+"""The part of an attention module that is ours (gates.py); it changes no projection."""
+
+
 def _check_parts(attention: nn.Module, shape: Projections, where: str) -> None:
     """Refuses a module whose widths do not add up, or that holds a part clearhead does not know."""
     h, g, dh, dv = shape.n_heads, shape.n_kv_heads, shape.d_head, shape.d_value
@@ -314,7 +318,7 @@ def _check_parts(attention: nn.Module, shape: Projections, where: str) -> None:
     found = [_input_first(module).shape[-1] for module in modules[:-1]] + [_input_first(modules[-1]).shape[0]]
     if found != expected or g == 0 or h % g:
         _refuse(where, f"its projections have widths {found}, which do not make {h} heads")
-    known = {*shape.names, shape.output, *(name for names in _NORM_NAMES for name in names)}
+    known = {*shape.names, shape.output, *(name for names in _NORM_NAMES for name in names), EDGE_GATE}
     parts = {name for name, _ in attention.named_children()} - known
     strangers = [name for name in sorted(parts) if list(attention.get_submodule(name).parameters())]
     strangers += [name for name, _ in attention.named_parameters(recurse=False) if name != "sinks"]

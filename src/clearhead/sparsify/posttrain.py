@@ -33,11 +33,12 @@ from clearhead.training.optim import RateSchedule, adam
 from clearhead.training.pretrain import alphabet_of
 from clearhead.training.session import open_accelerator, peak_memory, refuse_other_run
 
-HELD_OUT_BLOCKS = 64
+HELD_OUT_TOKENS = 8192
 SPREAD = 8
 """The held-out blocks are every eighth of a text, as neighbours are of one document; the others are for evaluation."""
-CALIBRATION_BLOCKS = 16
+CALIBRATION_BLOCKS = 4
 MEASUREMENTS = 40
+"""Of the loss on held-out text, at most; fewer where they would see more than half as many tokens as the training."""
 CHECKPOINTS = 20
 LEAST_SLACK = 0.005
 """Nats in which a violation is measured where the tolerance is smaller."""
@@ -77,7 +78,7 @@ def posttrain(config: Sparsify) -> dict[str, Any]:
             functools.partial(final_gates, config, prepared, rates),
             held_out,
             task.best,
-            every=max(1, config.steps() // MEASUREMENTS),
+            every=max(1, config.steps() // MEASUREMENTS, 2 * held_out.numel() // config.batch_tokens),
             steps=config.steps(),
             geco=geco if config.control == "none" else None,
         )
@@ -107,7 +108,8 @@ def begin(
 ) -> dict[str, float]:
     """Loss of the dense base on held-out and on training text; in a fresh run the gates' biases are set as well."""
     model, gates = prepared.model, prepared.gates
-    sample = source.batch(torch.arange(0, len(source), max(1, len(source) // HELD_OUT_BLOCKS))[:HELD_OUT_BLOCKS])
+    apart = max(1, len(source) // len(held_out))
+    sample = source.batch(torch.arange(0, len(source), apart)[: len(held_out)])
     if fresh and config.gate_bias is None and config.control == "none":
         gates.set_bias(opening_bias(model, gates, held_out[:CALIBRATION_BLOCKS], config.open_mass))
     with gates.opened():
@@ -198,7 +200,7 @@ def open_text(config: Sparsify, model: Model) -> tuple[TextAndRepeats, TokenBloc
 
 def open_held_out(config: Sparsify, model: Model) -> Int64[Tensor, "n t"]:
     """The blocks that a run is watched on."""
-    wanted = HELD_OUT_BLOCKS * SPREAD * config.context
+    wanted = -(-HELD_OUT_TOKENS // config.context) * SPREAD * config.context
     blocks = token_blocks(model, config.text, split="held_out", n_tokens=wanted, context=config.context, at_most=True)
     return blocks.tokens[::SPREAD]
 

@@ -30,6 +30,8 @@ from clearhead.sparsify.geco import Geco
 from clearhead.sparsify.objective import cross_entropy, distillation, edge_penalty, edge_shares
 from clearhead.training.optim import RateSchedule
 
+TILE = 64
+"""Queries and keys of a tile whose emptiness is priced, as kernels take them."""
 SINK = -6.0
 """Where κ begins: beside the scores of an open model it has no weight."""
 
@@ -143,7 +145,11 @@ class Sparsification:
             value = ce
         self.measured = value.detach()
         shares = edge_shares(tally, config.length_weight / config.context)
-        edges = edge_penalty(shares, config.penalty, config.budget)
+        edges = edge_penalty(shares, "mean" if config.penalty == "tiles" else config.penalty, config.budget)
+        if config.penalty == "tiles":  # a tile full of edges has no slope of its own, so their number is priced too
+            edges = (
+                edges + torch.stack([layer.tiles.mean() for layer in tally.values() if layer.tiles is not None]).mean()
+            )
         lagrangian = self.geco.weigh(edges, value)
         opened = torch.stack([layer.opened.sum() for layer in tally.values()]).sum()
         visible = torch.stack([layer.visible.sum() for layer in tally.values()]).sum() * shares.shape[1]
@@ -166,11 +172,12 @@ class Sparsification:
             assert self.rates is not None
             return gates.random(self.rates)
         slope = config.length_weight / config.context
+        tile = TILE if config.penalty == "tiles" else None
         if step >= self.soft_steps:
-            return gates.hard(slope=slope)
+            return gates.hard(slope=slope, tile=tile)
         seed = int(mix(config.seed, step)[0] >> 1)
         estimator = "exact" if config.exact else "straight_through"
-        return gates.sampled(seed, self.rank * rows, estimator=estimator, slope=slope)
+        return gates.sampled(seed, self.rank * rows, estimator=estimator, slope=slope, tile=tile)
 
     def finish_step(self, accelerator: Accelerator) -> None:
         """The multiplier's step, from what all processes measured."""
