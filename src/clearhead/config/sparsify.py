@@ -13,7 +13,7 @@ Penalty = Literal["mean", "head-budget", "layer-budget", "tiles"]
 Precision = Literal["float32", "bfloat16", "float16"]
 Rule = Literal["normalised", "exponential", "additive", "speedup"]
 
-FULL_RATE, ADAPTER_RATE = 1e-4, 3e-4
+FULL_RATE, ADAPTER_RATE = 3e-4, 1e-3
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,8 +30,8 @@ class Sparsify(Verb):
     """Tokens per sequence; documents are packed into sequences of this length."""
     tokens: int = 2_000_000
     """Tokens to train on; a larger number continues a finished run."""
-    batch_tokens: int = 2048
-    """Tokens per step, a multiple of the context."""
+    batch_tokens: int = 512
+    """Tokens per step, a multiple of the context. At a fixed number of tokens, more steps beat larger ones."""
     tolerance: float = 0.02
     """How much the loss may rise over the dense model's, in nats per token."""
     constraint: Constraint = "kl"
@@ -41,8 +41,8 @@ class Sparsify(Verb):
     lora: int | None = None
     """Rank of LoRA adapters on all projections; scale 2. Derived: none, every parameter is trained."""
     lr: float | None = None
-    """Peak learning rate of Adam. Derived: 1e-4, or 3e-4 with --lora."""
-    gate_lr_factor: float = 10.0
+    """Peak learning rate of Adam. Derived: 3e-4, or 1e-3 with --lora."""
+    gate_lr_factor: float = 20.0
     """Learning rate of the gates' biases, as a multiple of --lr."""
     warmup_share: float = 0.05
     """Share of the steps in which the learning rate rises and the multiplier rests."""
