@@ -96,10 +96,14 @@ class Sparsification:
         rates: dict[int, Tensor] | None,
         rank: int = 0,
         world: int = 1,
+        *,
+        scored_from: int = 0,
     ):
         self.module: nn.Module = prepared.model.hf
         self.prepared, self.config, self.geco, self.best, self.rates = prepared, config, geco, best, rates
         self.rank, self.world = rank, world
+        self.scored_from = scored_from
+        """The first position whose prediction counts."""
         self.soft_steps = config.steps() - round(config.settle_share * config.steps())
         self.measured = torch.zeros(())
         self.step = 0
@@ -122,10 +126,11 @@ class Sparsification:
         """The price of the open edges and the constrained loss of one batch."""
         config, self.step = self.config, step
         wants_base = config.distill > 0 or (config.control == "none" and config.constraint != "ce")
-        teacher = self.prepared.base(batch) if wants_base else None
+        start = self.scored_from
+        teacher = self.prepared.base(batch)[:, start:] if wants_base else None
         with self._drawn(step, len(batch)) as tally:
-            logits = forward(input_ids=batch, use_cache=False).logits
-        ce = cross_entropy(logits, batch)
+            logits = forward(input_ids=batch, use_cache=False).logits[:, start:]
+        ce = cross_entropy(logits, batch[:, start:])
         metrics = {"ce": ce.detach()}
         extra = torch.zeros((), device=ce.device)
         divergence = None
@@ -140,7 +145,7 @@ class Sparsification:
             value = divergence
         elif config.constraint == "paired":
             assert teacher is not None
-            value = ce - cross_entropy(teacher, batch)
+            value = ce - cross_entropy(teacher, batch[:, start:])
         else:
             value = ce
         self.measured = value.detach()
