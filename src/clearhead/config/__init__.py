@@ -19,6 +19,7 @@ from clearhead.config.lorsa import (
 )
 from clearhead.config.pretrain import Architecture, Pretrain
 from clearhead.config.sparsify import Sparsify
+from clearhead.config.sparsify_toy import SparsifyToy
 from clearhead.config.spectral_features import Shrinkage, SpectralFeatures
 from clearhead.config.spectral_run import Basis, OfTexts, SpectralRun, SpectralSweep
 from clearhead.config.spectral_toy import SpectralToy
@@ -37,6 +38,7 @@ VERBS: dict[str, type[Verb]] = {
         View,
         Pretrain,
         Sparsify,
+        SparsifyToy,
         SpectralFeatures,
         SpectralRun,
         SpectralSweep,
@@ -70,6 +72,7 @@ __all__ = [
     "Pretrain",
     "Shrinkage",
     "Sparsify",
+    "SparsifyToy",
     "SpectralFeatures",
     "SpectralRun",
     "SpectralSweep",
