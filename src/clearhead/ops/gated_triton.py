@@ -163,7 +163,7 @@ class _GatedAttention(torch.autograd.Function):
             kernels.key_gradient, b * k.shape[1] * _tiles(t, tile.columns), tile,
             q, k, v, bias.float(), call.keys, dout, terms, end, dk, dv, key_sums, *numbers, **constants,
         )  # fmt: skip
-        if query_sums is not None and key_sums is not None:
+        if sums is not None and query_sums is not None and key_sums is not None:
             _compare(sums, query_sums, key_sums)
         dsink = None
         if sink is not None:

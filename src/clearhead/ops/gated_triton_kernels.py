@@ -196,8 +196,8 @@ def key_gradient(
         sums = tl.zeros((COLUMNS,), tl.int32)
         for start in range(tile * COLUMNS // ROWS * ROWS, end, ROWS):
             row = start + tl.arange(0, ROWS)
-            noise, second = row_noise(Keys, row, bh)
-            visible, lse, delta, price = load_terms(Terms, row, T, bh)  # pyright: ignore[reportGeneralTypeIssues]
+            noise, second = row_noise(Keys, row, bh)  # pyright: ignore[reportGeneralTypeIssues]
+            visible, lse, delta, price = load_terms(Terms, row, T, bh)
             q = load_rows(Q, row, T, bh, D)
             dout = load_rows(dOut, row, T, bh, DV)
             far = row[:, None] - column[None, :]
