@@ -87,8 +87,23 @@ def gated_attention(
     Raises `ClearheadError` for shapes and settings that do not fit, `UnknownNameError` for a mode or estimator.
     """
     check_arguments(q, k, v, bias, mode, noise, first, sink, estimator)
-    return gated_attention_reference(
-        q, k, v, bias, mode=mode, scale=scale, noise=noise, first=first, sink=sink, slope=slope, estimator=estimator
+    # the backends take their types from this module
+    from clearhead.ops.dispatch import gated_backend
+
+    if gated_backend(q, k, v) == "triton":
+        from clearhead.ops.gated_triton import gated_attention_triton as run
+    else:
+        from clearhead.ops.gated_cpu import gated_attention_tiled as run
+    return run(
+        *(q, k, v, bias),
+        mode=mode,
+        scale=scale,
+        noise=noise,
+        first=first,
+        sink=sink,
+        slope=slope,
+        estimator=estimator,
+        check=check,
     )
 
 

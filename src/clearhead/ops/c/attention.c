@@ -57,25 +57,6 @@ static inline __attribute__((always_inline)) void tile(int64_t n, const float *a
         for (int j = 0; j < VECS; j++) store(c + r * ldc + j * W, acc[r][j]);
 }
 
-/* e^x for x <= 0, to about 2 units in the last place; below -87 it is 0, NaN stays NaN */
-static inline vec exp_of(vec x) {
-    const float magic = 12582912.0f; /* 1.5 * 2^23: adding it rounds to an integer that sits in the low bits */
-    ivec tiny = x < all(-87.0f);
-    x = pick(tiny, all(-87.0f), x);
-    vec shifted = x * 1.44269504f + magic;
-    vec whole = shifted - magic;
-    vec r = x - whole * 0.693145752f;
-    r = r - whole * 1.42860677e-6f;
-    vec y = r * (1.0f / 720) + 1.0f / 120;
-    y = y * r + 1.0f / 24;
-    y = y * r + 1.0f / 6;
-    y = y * r + 0.5f;
-    y = y * r + 1.0f;
-    y = y * r + 1.0f;
-    ivec power = ((ivec)shifted - 0x4b400000 + 127) << 23;
-    return pick(tiny, all(0.0f), y * (vec)power);
-}
-
 /* Turn scores s[low..high] of one query into weights in place; the rest of s[from..to) becomes 0. Returns the weight
    that went to the sink. */
 static float softmax(float *s, int64_t low, int64_t high, int64_t from, int64_t to, const float *sink) {

@@ -17,7 +17,7 @@ from pathlib import Path
 from clearhead.hub import cache_dir
 from clearhead.runs import written_aside
 
-SOURCES = ("attention.c", "sparse.c")
+SOURCES = ("attention.c", "gated.c", "sparse.c")
 HEADERS = ("vector.h",)
 OPTIONS = ("-O3", "-march=native", "-ffp-contract=fast", "-fPIC", "-std=gnu11")
 
@@ -30,7 +30,7 @@ def load_library() -> ctypes.CDLL:
     """The compiled kernels, built if this machine has not built them yet. Raises `BuildError`."""
     compiler = _compiler()
     folder = Path(__file__).parent
-    path = cache_dir() / "kernels" / f"lorsa-{_key(folder, compiler)}.so"
+    path = cache_dir() / "kernels" / f"clearhead-{_key(folder, compiler)}.so"
     if not path.exists():
         _build(folder, compiler, path)
     return _load(path)

@@ -1,16 +1,20 @@
 """Load the C kernels and compare each with its float64 reference; a kernel that differs is refused.
 
 The inputs are small and random, with an odd number of positions, a window, a sink, a rotation, sparse and full
-gradients, ties, too few positive entries and NaN: what a compiler or a processor could get wrong.
+gradients, ties, too few positive entries, NaN, and gate logits from tiny to huge: what a compiler or a processor could
+get wrong.
 """
 
 import functools
+from typing import get_args
 
 import torch
 from torch import Tensor
 
 from clearhead.ops.c.build import BuildError, load_library
 from clearhead.ops.c.kernels import Kernels
+from clearhead.ops.gated import Mode, Noise, gated_attention_reference
+from clearhead.ops.gated_cpu import gated_attention_tiled
 from clearhead.ops.lorsa import attend_reference
 from clearhead.ops.rotation import Rotation
 from clearhead.ops.sparse import decode_reference
@@ -33,6 +37,7 @@ def differences(kernels: Kernels) -> dict[str, float]:
     """Largest difference of each kernel from its reference, relative to the reference's largest entry."""
     draw = torch.Generator().manual_seed(0)
     found = {f"attend {i}": _attend_error(kernels, draw, i) for i in range(4)}
+    found |= {f"gates {i}": _gated_error(kernels, draw, i) for i in range(6)}
     found |= {"top-K": _topk_error(kernels, draw), "decode": _decode_error(kernels, draw)}
     return found
 
@@ -65,6 +70,31 @@ def _attend_error(kernels: Kernels, draw: torch.Generator, case: int) -> float:
         dz = dz.flatten(0, 1).scatter_add(1, order, -entries[0]).view_as(dz)
     results = [kernels.attend(q, k, v, **geometry), *kernels.attend_backward(dz, q, k, v, entries, **geometry)]
     return max(_difference(x, y) for x, y in zip(results, [z, *gradients], strict=False))
+
+
+def _gated_error(kernels: Kernels, draw: torch.Generator, case: int) -> float:
+    b, h, g, t, dh = 2, 4, 2, 37, 12
+    q, k, v = (torch.randn(b, heads, t, dh, generator=draw) for heads in (h, g, g))
+    dout, price = torch.randn(b, h, t, dh, generator=draw), torch.randn(b, h, t, generator=draw)
+    bias, sink = (torch.randn(h, generator=draw) for _ in range(2))
+    bias[0] += (0, 1e4)[case % 2]
+    mode = get_args(Mode)[case % 3]
+    estimator = "exact" if case == 3 else "straight_through"
+    first = (torch.arange(t) - 20).clamp_min(2).expand(b, t)
+    settings = {"scale": 0.5, "noise": Noise(1, case), "first": first, "slope": 0.01, "estimator": estimator}
+    results = []
+    for run, dtype, more in (
+        (gated_attention_tiled, torch.float32, {"engine": kernels, "rows": 48}),
+        (gated_attention_reference, torch.float64, {}),
+    ):
+        leaves = [x.to(dtype).requires_grad_() for x in (q, k, v, bias, sink)]
+        leaves = leaves if case >= 3 else leaves[:4]
+        with torch.enable_grad():
+            found = run(*leaves[:4], mode=mode, sink=leaves[4] if case >= 3 else None, **settings, **more)
+            total = (found.out * dout).sum() + (found.expected * price).sum()
+            gradients = torch.autograd.grad(total, leaves)
+        results.append([found.out, found.lse.exp(), found.expected, found.opened, found.leak, *gradients])
+    return max(_difference(x, y) for x, y in zip(*results, strict=True))
 
 
 def _topk_error(kernels: Kernels, draw: torch.Generator) -> float:

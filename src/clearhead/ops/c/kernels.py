@@ -1,15 +1,19 @@
 """The C kernels as functions of tensors.
 
 Tensors are float32 on the CPU, and all but q and k dense; heads are int64 and are trusted to lie in range. Which op
-runs here is decided in `ops/dispatch.py`; gradients are put together in `ops/lorsa.py` and `ops/sparse.py`.
+runs here is decided in `ops/dispatch.py`; gradients are put together in `ops/lorsa.py`, `ops/sparse.py` and
+`ops/gated_cpu.py`.
 """
 
 import ctypes
+from typing import get_args
 
 import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
 
+from clearhead.ops.gated import Mode
+from clearhead.ops.gated_tiles import Rows, Setting, Tile
 from clearhead.ops.rotation import Rotation
 
 
@@ -22,6 +26,18 @@ class _Attention(ctypes.Structure):
         ("scale", ctypes.c_float),
         ("threads", ctypes.c_int32),
         *[(name, ctypes.c_void_p) for name in ("q", "k", "v", "cos", "sin", "sink")],
+    ]
+
+
+class _Tile(ctypes.Structure):
+    """`Tile` of gated.c."""
+
+    _fields_ = [
+        *[(name, ctypes.c_int64) for name in ("heads", "reps", "rows", "cols", "head0", "row0", "col0", "t", "groups")],
+        *[(name, ctypes.c_int32) for name in ("mode", "exact", "threads")],
+        ("slope", ctypes.c_float),
+        *[(name, ctypes.c_void_p) for name in ("bias", "sink", "keys", "first", "top", "norm", "words", "lse")],
+        *[(name, ctypes.c_void_p) for name in ("expected", "leak", "opened", "delta", "price", "dbias")],
     ]
 
 
@@ -94,6 +110,22 @@ class Kernels:
         self._check(run(ctypes.byref(arguments), *sources, ctypes.c_int64(n_entries), *results))
         return dq, dk, dv, None if dsink is None else dsink.sum(0)
 
+    def gated_forward(self, setting: Setting, rows: Rows, tile: Tile, scores: Tensor) -> None:
+        """One tile's scores -> weights, in place, and the rows' sums."""
+        self._library.gated_forward(ctypes.byref(_tile(setting, tile, rows)), _pointer(scores))
+
+    def gated_backward(self, setting: Setting, rows: Rows, tile: Tile, scores: Tensor, gradients: Tensor) -> None:
+        """One tile's scores -> M P and G -> dS, in place, and the rows' share of the bias' gradient."""
+        self._library.gated_backward(ctypes.byref(_tile(setting, tile, rows)), _pointer(scores), _pointer(gradients))
+
+    def gated_gather(self, weights: Float[Tensor, "n i j"], v: Float[Tensor, "n j d"]) -> Float[Tensor, "n i d"]:
+        """The product weights · v, reading only the rows of v that have a weight; v need not be dense along n."""
+        out = weights.new_empty(*weights.shape[:2], v.shape[2])
+        sizes = (ctypes.c_int64(x) for x in (*weights.shape, v.shape[2], v.stride(0)))
+        pointers = _pointer(weights), _pointer(v)
+        self._library.gated_gather(*pointers, *sizes, _pointer(out), ctypes.c_int(torch.get_num_threads()))
+        return out
+
     def _call(self, name: str, *arguments: Tensor | int) -> None:
         given = [
             _pointer(x) if isinstance(x, Tensor) else ctypes.c_int64(x) for x in (*arguments, torch.get_num_threads())
@@ -127,3 +159,12 @@ def _attention(
         *(x.data_ptr() for x in keep),
     )
     return arguments, keep
+
+
+def _tile(setting: Setting, tile: Tile, rows: Rows) -> _Tile:
+    n0, n1, i0, i1, j0, j1 = tile
+    sizes = (n1 - n0, rows.top.shape[1], i1 - i0, j1 - j0, n0, i0, j0, rows.top.shape[2], setting.groups)
+    how = (get_args(Mode).index(setting.mode), int(setting.exact), torch.get_num_threads(), setting.slope)
+    arrays = (setting.bias, setting.sink, setting.keys, setting.first, rows.top, rows.norm, rows.words, rows.lse)
+    arrays += (rows.expected, rows.leak, rows.opened, rows.delta, rows.price, rows.dbias)
+    return _Tile(*sizes, *how, *(None if x is None else x.data_ptr() for x in arrays))

@@ -22,6 +22,7 @@ enum { COLS = W * VECS };
 
 typedef float vec __attribute__((vector_size(4 * W), aligned(4), may_alias));
 typedef int32_t ivec __attribute__((vector_size(4 * W), aligned(4), may_alias));
+typedef uint32_t uvec __attribute__((vector_size(4 * W), aligned(4), may_alias));
 
 static inline vec load(const float *p) { return *(const vec *)p; }
 static inline void store(float *p, vec x) { *(vec *)p = x; }
@@ -32,6 +33,25 @@ static inline float sum(vec x) {
     float s = 0;
     for (int i = 0; i < W; i++) s += x[i];
     return s;
+}
+
+/* e^x for x <= 88, to about 2 units in the last place; below -87 it is 0, NaN stays NaN */
+static inline vec exp_of(vec x) {
+    const float magic = 12582912.0f; /* 1.5 * 2^23: adding it rounds to an integer that sits in the low bits */
+    ivec tiny = x < all(-87.0f);
+    x = pick(tiny, all(-87.0f), x);
+    vec shifted = x * 1.44269504f + magic;
+    vec whole = shifted - magic;
+    vec r = x - whole * 0.693145752f;
+    r = r - whole * 1.42860677e-6f;
+    vec y = r * (1.0f / 720) + 1.0f / 120;
+    y = y * r + 1.0f / 24;
+    y = y * r + 1.0f / 6;
+    y = y * r + 0.5f;
+    y = y * r + 1.0f;
+    y = y * r + 1.0f;
+    ivec power = ((ivec)shifted - 0x4b400000 + 127) << 23;
+    return pick(tiny, all(0.0f), y * (vec)power);
 }
 
 /* Ask for n floats ahead of their use: rows of one group lie a whole row of all groups apart, which no hardware

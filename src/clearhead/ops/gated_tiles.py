@@ -1,0 +1,259 @@
+"""The tiles of gated attention: what the passes share, and the elementwise work of one tile in plain torch.
+
+A tile is the scores of `rows` queries of `reps` query heads each against the keys that any of them sees, for some key
+heads: [n, reps, rows, cols]. Between the matrix products (gated_cpu.py) two functions act on it:
+
+    weigh          S -> M exp(S − max), and the sums of each row
+    differentiate  S and G = dout · v -> M P and dS, and each row's share of the bias' gradient
+
+`Kernels` (c/kernels.py) has the same two as one pass in C each. Formulas: ops/gated.py. σ(x) and the noise are
+evaluated alike in both, so that the backward pass finds the gates of the forward pass.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+import torch
+from jaxtyping import Float, Int, Int32
+from torch import Tensor
+
+from clearhead.ops.gated import UNIT, noise_words
+
+UNIT_OF_KEYS = 16
+"""Tiles begin and end at multiples of this many keys: the widest vector of the C kernels."""
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What a call fixes for all of its tiles."""
+
+    mode: str
+    exact: bool
+    """The gate's slope is that of P(M = 1), not of a noisy sigmoid."""
+    slope: float
+    groups: int
+    """Key heads per batch entry."""
+    bias: Float[Tensor, "n r"]
+    sink: Float[Tensor, "n r"] | None
+    keys: Int32[Tensor, "n r 2"]
+    first: Int32[Tensor, "b t"] | None
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Numbers per row, [n, r, t]; `top` and `norm` are written by the forward pass and read by the backward pass."""
+
+    top: Tensor
+    """Largest visible score; 0 for a row that sees nothing."""
+    norm: Tensor
+    """exp(top) / Z; 0 for a row that sees nothing."""
+    lse: Tensor | None = None
+    expected: Tensor | None = None
+    leak: Tensor | None = None
+    opened: Int32[Tensor, "n r t"] | None = None
+    words: Int32[Tensor, "n r t"] | None = None
+    """Sum of the random words of the open edges; None where the gates are not checked."""
+    delta: Tensor | None = None
+    """out · dout"""
+    price: Tensor | None = None
+    """Gradient of `expected`."""
+    dbias: Tensor | None = None
+
+
+class Tile(NamedTuple):
+    """Key heads n0..n1−1 of the batch, queries i0..i1−1, keys j0..j1−1."""
+
+    n0: int
+    n1: int
+    i0: int
+    i1: int
+    j0: int
+    j1: int
+
+
+class Engine(Protocol):
+    """Who does the elementwise work."""
+
+    def gated_forward(self, setting: Setting, rows: Rows, tile: Tile, scores: Tensor) -> None:
+        """Scores -> weights in place, and the rows' sums."""
+        ...
+
+    def gated_backward(self, setting: Setting, rows: Rows, tile: Tile, scores: Tensor, gradients: Tensor) -> None:
+        """Scores -> M P, and G -> dS, in place; and the rows' `dbias`."""
+        ...
+
+
+def tiles(
+    n: int, reps: int, t: int, starts: list[list[int]] | None, groups: int, rows: int, room: int
+) -> Iterator[Tile]:
+    """All tiles of a call: `rows` queries at a time, and so many key heads that a tile has at most `room` scores.
+
+    `starts[batch][block]` is the first key that any row of a block sees; None: 0.
+    """
+    for block, i0 in enumerate(range(0, t, rows)):
+        i1 = min(i0 + rows, t)
+        j1 = i1 + -i1 % UNIT_OF_KEYS
+        heads = max(1, room // (reps * (i1 - i0) * j1))
+        for n0 in range(0, n, heads):
+            n1 = min(n0 + heads, n)
+            j0 = 0
+            if starts is not None:
+                j0 = min(starts[batch][block] for batch in range(n0 // groups, (n1 - 1) // groups + 1))
+                j0 = min(j0, i1 - 1) // UNIT_OF_KEYS * UNIT_OF_KEYS
+            yield Tile(n0, n1, i0, i1, j0, j1)
+
+
+def block_starts(first: Int[Tensor, "b t"] | None, rows: int) -> list[list[int]] | None:
+    """The first key that any row of each block of queries sees, per batch entry."""
+    if first is None:
+        return None
+    blocks = first.clamp_min(0).split(rows, dim=1)
+    return torch.stack([block.amin(1) for block in blocks], dim=1).tolist()
+
+
+class TorchTiles:
+    """The two steps in plain torch, of any precision and on any device; `wrap` may compile them."""
+
+    def __init__(self, wrap: Callable[[Callable], Callable] = lambda step: step):
+        self._weigh, self._differentiate = wrap(_weigh), wrap(_differentiate)
+
+    def gated_forward(self, setting: Setting, rows: Rows, tile: Tile, scores: Tensor) -> None:
+        """`_weigh`, and where its sums go."""
+        seen, reach, words = _pairs(setting, tile, scores.device, noisy=_noisy(setting, rows))
+        bias = setting.bias[tile.n0 : tile.n1, :, None, None]
+        scores = _of_heads(scores, setting)
+        weights, top, held, closed, expected, opened, total = self._weigh(
+            scores, seen, reach, words, bias, setting.mode, rows.words is not None
+        )
+        scores.copy_(weights)
+        nothing = ~seen.any(-1)
+        peak, whole = top, held + closed
+        if setting.sink is not None:
+            sunk = setting.sink[tile.n0 : tile.n1, :, None].expand_as(top)
+            peak = torch.where(held > 0, torch.maximum(top, sunk), sunk)
+            whole = (sunk - peak).exp() + torch.where(held > 0, held * (top - peak).exp(), 0.0)
+            closed = torch.zeros_like(closed)
+        lse = peak + whole.log()
+        if setting.sink is None:
+            lse = lse.masked_fill(nothing, -torch.inf)
+        whole = whole.masked_fill(nothing, 1.0)
+        norm = ((top - peak).clamp(max=80.0).exp() / whole).masked_fill(nothing, 0.0)
+        found = (top, norm, lse, expected, closed / whole, opened, total)
+        places = (rows.top, rows.norm, rows.lse, rows.expected, rows.leak, rows.opened, rows.words)
+        for place, value in zip(places, found, strict=True):
+            if place is not None:
+                _part(place, tile).copy_(value)
+
+    def gated_backward(self, setting: Setting, rows: Rows, tile: Tile, scores: Tensor, gradients: Tensor) -> None:
+        """`_differentiate`, and where its sums go."""
+        seen, reach, words = _pairs(setting, tile, scores.device, noisy=_noisy(setting, rows))
+        assert rows.delta is not None and rows.price is not None and rows.dbias is not None
+        of_rows = [_part(x, tile)[..., None] for x in (rows.top, rows.norm, rows.delta, rows.price)]
+        scores, gradients = _of_heads(scores, setting), _of_heads(gradients, setting)
+        weights, ds, dbias, total = self._differentiate(
+            *(scores, gradients, seen, reach, words, setting.bias[tile.n0 : tile.n1, :, None, None], *of_rows),
+            *(setting.mode, setting.exact, setting.sink is not None, rows.words is not None),
+        )
+        scores.copy_(weights)
+        gradients.copy_(ds)
+        _part(rows.dbias, tile).copy_(dbias)
+        if rows.words is not None:
+            _part(rows.words, tile).copy_(total)
+
+
+def _part(x: Float[Tensor, "n r t"], tile: Tile) -> Tensor:
+    return x[tile.n0 : tile.n1, :, tile.i0 : tile.i1]
+
+
+def _of_heads(tile: Float[Tensor, "m rows cols"], setting: Setting) -> Float[Tensor, "m r rows cols"]:
+    return tile.unflatten(1, (setting.bias.shape[1], -1))
+
+
+def _noisy(setting: Setting, rows: Rows) -> bool:
+    return setting.mode == "sampled" or rows.words is not None
+
+
+def _pairs(setting: Setting, tile: Tile, device: torch.device, *, noisy: bool) -> tuple[Tensor, Tensor, Tensor | None]:
+    """What is known of each pair before its score: whether it is visible, 1 + slope (i − j), and its random word."""
+    i, j = torch.arange(tile.i0, tile.i1, device=device), torch.arange(tile.j0, tile.j1, device=device)
+    distance = i[:, None] - j
+    seen = (distance >= 0)[None, None]
+    if setting.first is not None:
+        batches = torch.arange(tile.n0, tile.n1, device=device) // setting.groups
+        seen = seen & (j >= setting.first[batches, None, tile.i0 : tile.i1, None])
+    words = noise_words(setting.keys[tile.n0 : tile.n1], i, j) if noisy else None
+    return seen, 1 + setting.slope * distance.to(setting.bias.dtype), words
+
+
+def _uniform(words: Int32[Tensor, "*n"], dtype: torch.dtype) -> Float[Tensor, "*n"]:
+    return ((((words >> 9) & 0x7FFFFF).float() + 0.5) * UNIT).to(dtype)
+
+
+def _gates(x: Tensor, seen: Tensor, words: Tensor | None, mode: str) -> Tensor:
+    """M, the same expression in both passes."""
+    if mode == "open":
+        return seen.expand_as(x)
+    if mode == "hard":
+        return x > 0
+    assert words is not None
+    return _uniform(words, x.dtype) < x.sigmoid()
+
+
+def _total(words: Tensor | None, gates: Tensor, checked: bool) -> Tensor | None:
+    """Sum of the words of open edges modulo 2³²."""
+    if not checked or words is None:
+        return None
+    return torch.where(gates, words, 0).sum(-1).int()
+
+
+def _weigh(
+    scores: Tensor, seen: Tensor, reach: Tensor, words: Tensor | None, bias: Tensor, mode: str, checked: bool
+) -> tuple[Tensor, ...]:
+    scores = scores.masked_fill(~seen, -torch.inf)
+    top = scores.amax(-1, keepdim=True)
+    top = torch.where(top == -torch.inf, 0.0, top)
+    weights, x = (scores - top).exp(), scores + bias
+    gates = _gates(x, seen, words, mode)
+    kept = torch.where(gates, weights, 0.0)
+    closed = torch.where(gates, 0.0, weights).sum(-1)
+    expected, opened = (x.sigmoid() * reach).sum(-1), gates.sum(-1, dtype=torch.int32)
+    return kept, top[..., 0], kept.sum(-1), closed, expected, opened, _total(words, gates, checked)  # pyright: ignore[reportReturnType]
+
+
+def _differentiate(
+    scores: Tensor,
+    gradients: Tensor,
+    seen: Tensor,
+    reach: Tensor,
+    words: Tensor | None,
+    bias: Tensor,
+    top: Tensor,
+    norm: Tensor,
+    delta: Tensor,
+    price: Tensor,
+    mode: str,
+    exact: bool,
+    sunk: bool,
+    checked: bool,
+) -> tuple[Tensor, ...]:
+    scores = scores.masked_fill(~seen, -torch.inf)
+    x = scores + bias
+    gates = _gates(x, seen, words, mode)
+    chance, other = x.sigmoid(), (-x).sigmoid()
+    bell = soft = chance * other
+    if mode == "sampled" and not exact:
+        assert words is not None
+        u = _uniform(words, x.dtype)
+        up, down = chance * (1 - u), other * u
+        soft = up * down / (up + down).square()
+    share = (scores - top).exp() * norm
+    if sunk:
+        share, gradients = share.clamp(max=1.0), gradients - delta
+    pull = share * gradients
+    gate = price * reach * bell
+    if mode != "open":
+        gate = gate + pull * soft
+    slide = torch.where(gates, pull, 0.0)
+    ds = slide + gate if sunk else slide - share * delta + gate
+    return torch.where(gates, share, 0.0), ds, gate.sum(-1), _total(words, gates, checked)  # pyright: ignore[reportReturnType]
