@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from clearhead.config import Sparsify
+from clearhead.config import Pretrain, Sparsify
 from clearhead.errors import ClearheadError, NonFiniteError
 from clearhead.model.access import Model
 from clearhead.model.gates import install
@@ -17,6 +17,7 @@ from clearhead.sparsify.adapters import add_adapters, merge_adapters, without_ad
 from clearhead.sparsify.best import Best, measure_hard
 from clearhead.sparsify.calibrate import mean_loss, opening_bias
 from clearhead.sparsify.posttrain import open_held_out, posttrain, time_steps
+from clearhead.sparsify.scratch import gated_settings, pretrain_gated
 from clearhead.sparsify.task import Sparsification
 from clearhead.training.checkpoint import list_checkpoints
 from tests.model.tiny_configs import build
@@ -213,6 +214,31 @@ def test_settings_that_cannot_be_are_refused(short):
 def test_other_prices_push_edges_down_too(short, options):
     summary = posttrain(dataclasses.replace(short, tokens=30 * 128, **options))
     assert summary["edge_share"] < 0.9 * metrics(short)[0]["held_out_edges"]
+
+
+def test_a_model_is_pretrained_through_gates_and_closes_them_below_the_target(books, tmp_path):
+    torch.set_num_threads(1)
+    config = Pretrain(
+        layers=1,
+        width=16,
+        heads=2,
+        vocabulary=280,
+        context=16,
+        text=str(books),
+        tokens=60 * 64,
+        batch_tokens=64,
+        lr=1e-2,
+        repeat_share=0.0,
+        gates=True,
+        target=5.5,
+        device="cpu",
+        out=tmp_path / "run",
+    )
+    summary = pretrain_gated(config)
+    rows = [row for row in metrics(gated_settings(config, tmp_path)) if "multiplier" in row]
+    assert rows[0]["ce"] > 5.5 > summary["hard_ce"] and summary["within_tolerance"]
+    assert rows[-1]["multiplier"] < rows[0]["multiplier"] or summary["edge_share"] < 0.99
+    assert Model.load(str(tmp_path / "run" / "sparse" / "model")).gates is not None
 
 
 def test_a_plan_measures_a_few_steps_and_writes_nothing(short):

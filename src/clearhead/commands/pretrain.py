@@ -14,8 +14,10 @@ from typing import Any
 
 import torch
 
+from clearhead.commands.sparsify import summarise
 from clearhead.commands.table import duration, say, show, size
 from clearhead.config import Pretrain
+from clearhead.sparsify.scratch import gated_settings, pretrain_gated
 from clearhead.training.pretrain import model_of_size, open_tokenizer, pretrain, time_steps
 
 MEASURED_STEPS = 6
@@ -23,6 +25,9 @@ MEASURED_STEPS = 6
 
 def run(config: Pretrain) -> None:
     """Train, and print the summary."""
+    if config.gates:
+        summarise(gated_settings(config, config.directory() / "start"), pretrain_gated(config))
+        return
     summary = pretrain(config)
     directory = config.directory()
     shown = {name: value for name, value in summary.items() if name not in ("text_sha256", "snapshots")}

@@ -19,7 +19,11 @@ HIDDEN = ("text_sha256", "edges_by_head")
 
 def run(config: Sparsify) -> None:
     """Train, and print the summary."""
-    summary = posttrain(config)
+    summarise(config, posttrain(config))
+
+
+def summarise(config: Sparsify, summary: dict[str, Any]) -> None:
+    """Print the numbers of a finished run, and what to do next."""
     directory = config.directory()
     shown = {name: value for name, value in summary.items() if name not in HIDDEN}
     shown["train_seconds"] = duration(summary["train_seconds"])

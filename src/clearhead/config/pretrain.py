@@ -45,6 +45,10 @@ class Pretrain(Verb):
     """Models to keep: how many, or after which steps, separated by commas (0,500,1000). A number begins dense."""
     store_dtype: Dtype = "float32"
     """Number format of the finished model on disk; training and the models kept along the way are float32."""
+    gates: bool = False
+    """Train with gates on all attention edges from the first step, and close them once the loss is below --target."""
+    target: float | None = None
+    """With --gates: loss (nats) of sampled gates on the training sequences above which no edge is closed."""
     seed: int = 0
     """Seed of the weights, of the batch order and of the random sequences."""
     device: str = "auto"
@@ -78,6 +82,11 @@ class Pretrain(Verb):
             f"the tokenizer {self.tokenizer!r} has a size of its own; leave one of the two out",
         )
         self.checkpoint_steps()
+        if self.gates:
+            self._refuse(self.target is None or self.target <= 0, "target", "--gates needs the loss to hold, in nats")
+            self._meaningless(("checkpoints",), "with --gates only the finished model is kept")
+        else:
+            self._meaningless(("target",), "only a model with --gates has a loss to hold")
 
     def steps(self) -> int:
         """Optimiser steps: tokens divided by tokens per step, rounded up."""

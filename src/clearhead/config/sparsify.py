@@ -34,6 +34,8 @@ class Sparsify(Verb):
     """Tokens per step, a multiple of the context. At a fixed number of tokens, more steps beat larger ones."""
     tolerance: float = 0.02
     """How much the loss may rise over the dense model's, in nats per token."""
+    target: float | None = None
+    """Loss to reach or stay below, for a model that is not trained yet; needs --constraint ce. Derived: the base's."""
     constraint: Constraint = "kl"
     """What may rise: kl, KL(base ‖ model); paired, the loss over the base's on the same text; ce, over a fixed one."""
     distill: float = 0.0
@@ -88,6 +90,9 @@ class Sparsify(Verb):
         self._refuse(self.context < 8, "context", "a sequence needs at least 8 tokens")
         self._positive("tokens", "batch-tokens", "lora", "lr", "gate-lr-factor", "multiplier-rate")
         self._refuse(self.tolerance < 0, "tolerance", "the loss cannot be held below the base's; give 0 or more")
+        if self.target is not None:
+            self._refuse(self.constraint != "ce", "target", "only --constraint ce compares with a fixed loss; add it")
+            self._refuse(self.target <= 0, "target", "a loss is above 0")
         self._refuse(
             self.precision == "float16",
             "precision",

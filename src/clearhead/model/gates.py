@@ -29,6 +29,7 @@ from transformers.masking_utils import sdpa_mask
 from clearhead.errors import ClearheadError, CorruptFileError
 from clearhead.model.weights import EDGE_GATE
 from clearhead.ops.gated import Estimator, Mode, Noise, gated_attention, noise_keys, uniforms, visible_pairs
+from clearhead.ops.gated_decode import gated_decode
 from clearhead.ops.open_tiles import expected_open_tiles
 
 if TYPE_CHECKING:
@@ -231,7 +232,9 @@ def install(
     Raises `ClearheadError` where the model is gated already or a layer's attention cannot be.
     """
     if find_gates(model.hf) is not None:
-        raise ClearheadError(f"{model.name} has edge gates already; it can be trained further as it is")
+        raise ClearheadError(
+            f"{model.name} has edge gates already; continue its run with a larger --tokens, or start from its base"
+        )
     if not model.family.interface:
         raise ClearheadError(
             f"{model.name}: {model.family.name} computes attention outside of transformers' attention interface, so no "
@@ -347,8 +350,6 @@ def _decode(
     gate: EdgeGate, query: Tensor, key: Tensor, value: Tensor, scale: float, first: Tensor | None
 ) -> Float[Tensor, "b h q dv"]:
     """Hard gates for queries that are the last positions of cached keys."""
-    from clearhead.ops.gated_decode import gated_decode
-
     queries, keys = query.shape[2], key.shape[2]
     rows = []
     for row in range(queries):

@@ -132,12 +132,19 @@ def build(
         initial=MULTIPLIER,
         freeze=round(config.warmup_share * config.steps()),
     )
-    target = config.tolerance + (start["base_train_ce"] if config.constraint == "ce" else 0.0)
+    target = config.tolerance
+    if config.constraint == "ce":
+        target += start["base_train_ce"] if config.target is None else config.target
     geco = Geco(settings, target, max(config.tolerance, LEAST_SLACK))
     named = {name: part for name, part in prepared.model.hf.named_parameters() if part.requires_grad}
     # a control has no edges to save: its best state is the one with the smallest loss
-    best = Best(named, start["base_ce"] + config.tolerance if config.control == "none" else -math.inf)
+    best = Best(named, allowed_loss(config, start) if config.control == "none" else -math.inf)
     return geco, Sparsification(prepared, config, geco, best, rates, rank, world)
+
+
+def allowed_loss(config: Sparsify, start: dict[str, float]) -> float:
+    """The largest loss on held-out text (nats) that a finished model may have."""
+    return config.tolerance + (start["base_ce"] if config.target is None else config.target)
 
 
 def final_gates(config: Sparsify, prepared: Prepared, rates: dict[int, Float[Tensor, " h"]] | None):
@@ -232,7 +239,7 @@ def summarise(
         **start,
         "hard_ce": ce,
         "rise": ce - start["base_ce"],
-        "within_tolerance": ce <= start["base_ce"] + config.tolerance,
+        "within_tolerance": ce <= allowed_loss(config, start),
         "kept_step": task.best.step,
         "edge_share": share,
         "edges_per_query": share * (config.context + 1) / 2,

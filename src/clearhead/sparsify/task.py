@@ -58,8 +58,8 @@ def prepare(config: Sparsify, device: str) -> Prepared:
             f"--context {config.context}: {config.model} reads at most {model.n_ctx} tokens; give less"
         )
     hf: PreTrainedModel = model.hf
-    twin = copy.deepcopy(hf).eval().requires_grad_(False) if config.lora is None else None
-    gates = model.gates or install(
+    twin = copy.deepcopy(hf).eval().requires_grad_(False) if config.lora is None and wants_base(config) else None
+    gates = install(
         model,
         bias=config.gate_bias or 0.0,
         sink=SINK if config.sink else None,
@@ -82,6 +82,11 @@ def prepare(config: Sparsify, device: str) -> Prepared:
             return hf(input_ids=tokens, use_cache=False).logits
 
     return Prepared(model, gates, trained, base)
+
+
+def wants_base(config: Sparsify) -> bool:
+    """Whether a step needs the logits of the dense base."""
+    return config.distill > 0 or (config.control == "none" and config.constraint != "ce")
 
 
 class Sparsification:
@@ -125,9 +130,8 @@ class Sparsification:
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """The price of the open edges and the constrained loss of one batch."""
         config, self.step = self.config, step
-        wants_base = config.distill > 0 or (config.control == "none" and config.constraint != "ce")
         start = self.scored_from
-        teacher = self.prepared.base(batch)[:, start:] if wants_base else None
+        teacher = self.prepared.base(batch)[:, start:] if wants_base(config) else None
         with self._drawn(step, len(batch)) as tally:
             logits = forward(input_ids=batch, use_cache=False).logits[:, start:]
         ce = cross_entropy(logits, batch[:, start:])
