@@ -1,4 +1,4 @@
-// Parts of every view: panels, large numbers, and the step to the next of the list.
+// Parts of every view: panels, large numbers, tables, and the step to the next of the list.
 
 const percentOf = (fraction) => `${(100 * fraction).toFixed(1)}%`;
 
@@ -13,6 +13,17 @@ function bigNumber(label, value, explanation, small = "") {
     el("div", { class: "label" }, label, explanation),
     el("div", { class: "value" }, el("span", {}, value), small && value !== MISSING ? el("small", {}, ` ${small}`) : null),
   );
+}
+
+/** A panel with a table; `columns` are [label, help, cells of one row]. */
+function tablePanel(title, columns, count) {
+  const cell = (content) => (content instanceof Node ? content : String(content));
+  const head = columns.map(([label, text, , kind]) => el("th", { scope: "col", class: kind ?? null }, label, explain(text, label)));
+  const line = (row) => el("tr", {}, ...columns.map(([, , write, kind]) => el("td", { class: kind ?? null }, cell(write(row)))));
+  const body = [...Array(count).keys()].map(line);
+  const made = panel(title, null, el("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": title }, el("table", { class: "numbers" }, el("thead", {}, el("tr", {}, ...head)), el("tbody", {}, ...body))));
+  made.classList.add("whole");
+  return made;
 }
 
 /** Buttons to the previous and next of the list. */

@@ -72,17 +72,6 @@ function chartPanel(spec) {
   return panel(spec.title, explain(spec.help, spec.title), chart(spec, spec.title));
 }
 
-/** A panel with a table; `columns` are [label, help, cells of one row]. */
-function tablePanel(title, columns, count) {
-  const cell = (content) => (content instanceof Node ? content : String(content));
-  const head = columns.map(([label, text, , kind]) => el("th", { scope: "col", class: kind ?? null }, label, explain(text, label)));
-  const line = (row) => el("tr", {}, ...columns.map(([, , write, kind]) => el("td", { class: kind ?? null }, cell(write(row)))));
-  const body = [...Array(count).keys()].map(line);
-  const made = panel(title, null, el("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": title }, el("table", { class: "numbers" }, el("thead", {}, el("tr", {}, ...head)), el("tbody", {}, ...body))));
-  made.classList.add("whole");
-  return made;
-}
-
 function pairsTable() {
   const first = pairs.id.map((_, place) => place).filter((place) => pairs.toy[place] === 0);
   const at = (name, write) => (row) => write(pairs[name][first[row]]);
