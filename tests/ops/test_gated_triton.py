@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 pytest.importorskip("triton", reason="triton is not installed")
 
@@ -71,7 +72,7 @@ def test_gates_that_changed_between_the_passes_are_refused(answers):
 
 def test_what_the_kernels_cannot_do_is_refused(answers):
     said = answers["refusals"]
-    assert "raw bits of bfloat16" in said["bfloat16"]
+    assert "got bfloat16 in Triton's interpreter" in said["bfloat16"]
     assert "q torch.float64" in said["float64"] and "k torch.float32" in said["mixed"]
     assert "width 300" in said["wide"] and "at most 256" in said["wide"]
 
@@ -81,11 +82,19 @@ def test_keys_are_followed_to_the_last_row_that_sees_them(answers):
 
 
 def test_tensors_on_the_cpu_are_refused_outside_of_the_interpreter():
-    import torch
-
     from clearhead.errors import ClearheadError
     from clearhead.ops.gated_triton import gated_attention_triton
 
     x = torch.zeros(1, 2, 4, 16)
     with pytest.raises(ClearheadError, match="tensors on cpu, cpu, cpu; expected one CUDA device"):
         gated_attention_triton(x, x, x, torch.zeros(2), mode="open", scale=1.0)
+
+
+def test_what_is_beyond_rounding_is_a_problem():
+    from clearhead.bench.gated_device import Sizes, find_problems
+
+    right = {"open: error of dq": 0.02, "open: flips": 4.0, "open: kernels differ": 0.0, "tiles differ": 0.0}
+    assert find_problems(right, torch.bfloat16, Sizes(1, 2, 1, 100)) == []
+    wrong = {"open: error of dq": float("nan"), "open: flips": 5.0, "open: kernels differ": 1.0, "tiles differ": 1.0}
+    assert len(find_problems(wrong, torch.bfloat16, Sizes(1, 2, 1, 100))) == 4
+    assert find_problems(right, torch.float16, Sizes(1, 2, 1, 100)) == ["open: error of dq: 0.02, at most 0.004"]

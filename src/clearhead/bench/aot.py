@@ -25,7 +25,7 @@ from triton.runtime import JITFunction
 
 from clearhead.errors import ClearheadError
 from clearhead.ops import gated_triton_kernels as kernels
-from clearhead.ops.gated_triton import CODES, TILES, Tile
+from clearhead.ops.gated_triton import CODES, TILES, Tile, padded_width
 
 WIDTHS = (64, 128)
 VARIANTS = {
@@ -65,7 +65,13 @@ class Compiled(NamedTuple):
 
 
 def compile_kernels(width: int, **settings: Any) -> list[Compiled]:
-    """The three kernels for heads of this width; `settings` replaces constants of the plain case (VARIANTS)."""
+    """The three kernels for heads of this width; `settings` replaces constants of the plain case (VARIANTS).
+
+    Raises `ClearheadError` for a width that the kernels do not serve.
+    """
+    if width > max(TILES):
+        raise ClearheadError(f"heads of width {width}; expected at most {max(TILES)}")
+    width = padded_width(width)
     tiles = TILES[min(w for w in TILES if w >= width)]
     return [compile_kernel(getattr(kernels, name), tile, width, settings) for name, tile in tiles._asdict().items()]
 
@@ -156,4 +162,7 @@ def _found(pattern: str, text: str) -> tuple[str, ...]:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    try:
+        sys.exit(main())
+    except ClearheadError as error:
+        sys.exit(f"clearhead: {error}")

@@ -94,10 +94,12 @@ def gated_attention_triton(
     gates of the three kernels differ.
     """
     check_arguments(q, k, v, bias, mode, noise, first, sink, estimator)
-    _check_tensors(q, k, v)
+    reason = refusal(q, k, v)
+    if reason is not None:
+        raise ClearheadError(f"gated attention in Triton got {reason}; or set CLEARHEAD_BACKEND=torch")
     b, h, _, _ = q.shape
     width = v.shape[-1]
-    q, k, v = (functional.pad(x, (0, _padded(x.shape[-1]) - x.shape[-1])).contiguous() for x in (q, k, v))
+    q, k, v = (functional.pad(x, (0, padded_width(x.shape[-1]) - x.shape[-1])).contiguous() for x in (q, k, v))
     tables = FLOAT32_TILES if q.dtype == torch.float32 else TILES
     keys = torch.zeros(b, h, 2, dtype=torch.int32, device=q.device)
     if mode == "sampled" and noise is not None:
@@ -216,35 +218,31 @@ def _compare(forward: Tensor, query: Tensor, key: Tensor) -> None:
         )
 
 
-def _check_tensors(q: Tensor, k: Tensor, v: Tensor) -> None:
+def refusal(q: Tensor, k: Tensor, v: Tensor) -> str | None:
+    """Why the kernels do not take these tensors, or None."""
     dtypes = (torch.bfloat16, torch.float16, torch.float32)
     if q.dtype not in dtypes or k.dtype != q.dtype or v.dtype != q.dtype:
-        raise ClearheadError(
-            f"gated attention in Triton got q {q.dtype}, k {k.dtype}, v {v.dtype}; expected one of bfloat16, float16, "
-            "float32 for all three"
-        )
+        return f"q {q.dtype}, k {k.dtype}, v {v.dtype}; expected one of bfloat16, float16, float32 for all three"
     if INTERPRETED and q.dtype == torch.bfloat16:
-        raise ClearheadError(
-            "Triton's interpreter computes with the raw bits of bfloat16 and is silently wrong; use float16, float32 "
-            "or a GPU without TRITON_INTERPRET"
+        return (
+            "bfloat16 in Triton's interpreter, which computes with its raw bits and is silently wrong; use float16, "
+            "float32 or a GPU without TRITON_INTERPRET"
         )
     if not INTERPRETED and not (q.is_cuda and k.device == v.device == q.device):
-        raise ClearheadError(
-            f"gated attention in Triton got tensors on {q.device}, {k.device}, {v.device}; expected one CUDA device. "
-            "On the CPU use gated_attention, or Triton's interpreter (TRITON_INTERPRET=1 before the import)"
+        return (
+            f"tensors on {q.device}, {k.device}, {v.device}; expected one CUDA device. On the CPU use gated_attention, "
+            "or Triton's interpreter (TRITON_INTERPRET=1 before the import)"
         )
     widest = max(FLOAT32_TILES if q.dtype == torch.float32 else TILES)
     if max(q.shape[-1], v.shape[-1]) > widest:
-        raise ClearheadError(
-            f"gated attention in Triton got heads of width {q.shape[-1]} and {v.shape[-1]}; expected at most "
-            f"{widest} for {q.dtype}: use CLEARHEAD_BACKEND=torch"
-        )
+        return f"heads of width {q.shape[-1]} and {v.shape[-1]} in {q.dtype}; expected at most {widest}"
+    return None
 
 
 def _tiles(length: int, size: int) -> int:
     return -(-length // size)
 
 
-def _padded(width: int) -> int:
-    """The next power of two, at least what a product of tiles takes."""
+def padded_width(width: int) -> int:
+    """The width that the kernels run with: a power of two, at least the 16 that a product of tiles takes."""
     return max(16, 1 << (width - 1).bit_length())

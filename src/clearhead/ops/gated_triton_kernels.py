@@ -228,12 +228,12 @@ def logits(products, seen, scale, bias):
 def can_open(highest, MODE: tl.constexpr):
     """Whether a tile with these largest y of each row can have an open edge at all."""
     if MODE == SAMPLED:
-        possible = tl.max(highest, 0) > NEVER
+        floor = NEVER
     elif MODE == HARD:
-        possible = tl.max(highest, 0) > 0.0
+        floor = 0.0
     else:
-        possible = True
-    return possible
+        floor = float("-inf")
+    return tl.max(highest, 0) > floor
 
 
 @triton.jit
