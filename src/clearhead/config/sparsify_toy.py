@@ -20,9 +20,9 @@ class SparsifyToy(Verb):
     """Attention heads per layer."""
     width: int = 64
     """Dimensions of a token, a multiple of --heads."""
-    dense_steps: int = 2000
+    dense_steps: int = 1600
     """Steps of the dense training from scratch; a step takes 64 sums."""
-    steps: int = 5000
+    steps: int = 3000
     """Steps of the sparse post-training; a step takes 32 sums."""
     tolerance: float = 0.03
     """How far the sparse model may be from the dense one: KL(dense ‖ sparse) in nats per digit of the sum."""

@@ -49,10 +49,10 @@ BATCH, RATE, GATE_RATE_FACTOR = 32, 1e-3, 20.0
 SETTLE_SHARE = 0.25
 """Share of the steps with hard gates: there the last edges close that only noise had kept open."""
 LOWEST_MULTIPLIER = 0.3
-"""An edge is 0.15 % of all: with less, one of them would outweigh hundredths of a nat, and digits would be given up."""
+"""An edge is 0.2 % of all: with less, one of them outweighs a hundredth of a nat, and digits are given up for it."""
 CALIBRATION_SUMS = 64
 WATCHED_SUMS = 1000
-MEASUREMENTS = 60
+MEASUREMENTS, DENSE_MEASUREMENTS = 50, 10
 
 
 class Sums:
@@ -109,7 +109,7 @@ class Watch:
     def __init__(self, hf: PreTrainedModel, sums: Addition, steps: int, gates: Gates | None, best: Best | None):
         self.hf, self.steps, self.gates, self.best = hf, steps, gates, best
         self.tokens = sums.tokens[:WATCHED_SUMS]
-        self.every = max(1, steps // MEASUREMENTS)
+        self.every = max(1, steps // (MEASUREMENTS if gates else DENSE_MEASUREMENTS))
 
     def __call__(self, done: int) -> dict[str, float]:
         """Accuracy and share of open edges after `done` steps where they are due, else nothing."""
