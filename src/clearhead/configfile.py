@@ -95,6 +95,8 @@ def _checked(value: Any, hint: Any, place: str) -> Any:
             return value
         if option is Path and isinstance(value, str):
             return Path(value)
+        if get_origin(option) is tuple and isinstance(value, list):  # of any number of one kind
+            return tuple(_checked(item, get_args(option)[0], place) for item in value)
         if option is float and type(value) is int:
             return float(value)
         if isinstance(option, type) and type(value) is option:

@@ -1,23 +1,33 @@
-"""`clearhead evaluate`: measures a trained Lorsa on held-out text, prints the numbers and keeps them beside it."""
+"""`clearhead evaluate`: measures a trained model on held-out text, prints the numbers and keeps them beside it.
+
+Here a Lorsa; what `clearhead sparsify` leaves is measured by evaluate_sparse.py.
+"""
 
 from pathlib import Path
 from typing import Any
 
-from clearhead.commands.opened import open_run, plan_of
+from clearhead.commands import evaluate_sparse
+from clearhead.commands.opened import is_sparse, open_run, plan_of
 from clearhead.commands.table import show
 from clearhead.config import Evaluate
 from clearhead.dictionaries.dictionary import record_metrics
+from clearhead.errors import ClearheadError
 from clearhead.runs import environment, write_json
 from clearhead.training.evaluate import evaluate
 
 
 def plan(config: Evaluate) -> dict[str, Any]:
     """What will be measured, and where the numbers go."""
+    if is_sparse(config.run):
+        return evaluate_sparse.plan(config)
     return plan_of(config) | {"downstream tokens": config.downstream_tokens, "out": file_of(config)}
 
 
 def run(config: Evaluate) -> None:
     """Measure, and print all numbers but those by position."""
+    if is_sparse(config.run):
+        evaluate_sparse.run(config)
+        return
     metrics = measure(config)
     shown = {name: value for name, value in metrics.items() if name != "text_sha256" and not isinstance(value, list)}
     show(shown, f"on {config.split} text, written to {file_of(config)}")
@@ -26,6 +36,8 @@ def run(config: Evaluate) -> None:
 def measure(config: Evaluate) -> dict[str, Any]:
     """The metrics of a run, also written to `file_of(config)` with their configuration and environment."""
     opened = open_run(config)
+    if config.retrieval is not None:
+        raise ClearheadError("--retrieval is for sparse models; leave it out for a Lorsa")
     metrics = evaluate(
         *opened[:3], opened.blocks, downstream_tokens=config.downstream_tokens, batch_blocks=config.batch_blocks
     )

@@ -1,14 +1,21 @@
-"""A finished training run, opened for measurement: its Lorsa, its model, and text that it has not seen."""
+"""A finished training run, opened for measurement: its Lorsa or sparse model, and text that it has not seen."""
 
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from clearhead.config import OfRun, TrainLorsa
+from jaxtyping import Int64
+from torch import Tensor
+
+from clearhead.config import OfRun, Sparsify, TrainLorsa
 from clearhead.configfile import from_file
 from clearhead.data.text import TokenBlocks, token_blocks
 from clearhead.dictionaries.lorsa import Lorsa
 from clearhead.errors import ClearheadError
 from clearhead.model.access import Model
+from clearhead.model.gates import SETTINGS
+from clearhead.runs import read_json
+from clearhead.sparsify.evaluate import load_base
+from clearhead.sparsify.posttrain import open_unwatched
 
 
 class OpenedRun(NamedTuple):
@@ -20,6 +27,18 @@ class OpenedRun(NamedTuple):
     blocks: TokenBlocks
 
 
+class OpenedSparse(NamedTuple):
+    """What every measurement of a sparse model needs."""
+
+    model: Model
+    base: Model | None
+    tokens: Int64[Tensor, "n t"]
+    blocks: TokenBlocks
+    """The text that `tokens` are blocks of."""
+    training: Sparsify | None
+    """None for a model folder without its run."""
+
+
 def training_of(run: Path) -> TrainLorsa:
     """The resolved configuration a run was trained with; raises `ClearheadError` when nothing was trained there."""
     if not (run / "config.json").exists():
@@ -27,7 +46,8 @@ def training_of(run: Path) -> TrainLorsa:
     config = from_file(run)
     if not isinstance(config, TrainLorsa) or config.layer is None:
         raise ClearheadError(
-            f"{run} was written by `clearhead {config.verb}`; give a directory of `clearhead train lorsa`"
+            f"{run} was written by `clearhead {config.verb}`; give a directory of `clearhead train lorsa`, or to "
+            "evaluate also one of `clearhead sparsify`"
         )
     return config
 
@@ -76,3 +96,46 @@ def plan_of(config: OfRun) -> dict[str, Any]:
         "blocks": -(-config.tokens // training.context),
         "context": training.context,
     }
+
+
+def is_sparse(run: Path) -> bool:
+    """Whether a directory is a run of `clearhead sparsify` or the folder of a model with edge gates."""
+    if not (run / "config.json").exists():
+        return False
+    config = read_json(run / "config.json")
+    return isinstance(config, dict) and (config.get("verb") == Sparsify.verb or SETTINGS in config)
+
+
+def sparsify_of(run: Path) -> Sparsify | None:
+    """The configuration a sparse model was trained with; None for a model folder without its run.
+
+    Raises `ClearheadError` for a run that is not finished.
+    """
+    if SETTINGS in read_json(run / "config.json"):
+        return None
+    training = from_file(run)
+    assert isinstance(training, Sparsify)
+    if not (run / "model").exists() or not (run / "summary.json").exists():
+        raise ClearheadError(
+            f"{run} has not been trained to its end; type: clearhead sparsify --from {run} --out {run}"
+        )
+    return training
+
+
+def text_of(config: OfRun, training: Sparsify | None) -> str:
+    """The text to measure a sparse model on: as given, or the one it was trained on."""
+    return config.text or (Sparsify.text if training is None else training.text)
+
+
+def open_sparse(config: OfRun) -> OpenedSparse:
+    """Load a sparse model and its base, and tokenise text on which it was neither trained nor chosen.
+
+    Raises `ClearheadError` when the run is unfinished or the text is too short.
+    """
+    training = sparsify_of(config.run)
+    folder = config.run if training is None else config.run / "model"
+    model = Model.load(str(folder), dtype=config.dtype or "float32", device=config.device)
+    context = min(Sparsify.context, model.n_ctx or Sparsify.context) if training is None else training.context
+    text = text_of(config, training)
+    tokens, blocks = open_unwatched(model, text, context=context, tokens=config.tokens, split=config.split)
+    return OpenedSparse(model, load_base(model), tokens, blocks, training)

@@ -1,9 +1,11 @@
-"""`clearhead view`: writes the page of an analysed run."""
+"""`clearhead view`: writes the page of an analysed run, or of an evaluated sparse model."""
 
 from pathlib import Path
 from typing import Any
 
 from clearhead.atlas.read import Atlas
+from clearhead.commands.sparse_report import evaluation_of, is_sparse_run
+from clearhead.commands.sparse_report import write_page as write_sparse_page
 from clearhead.commands.table import say
 from clearhead.config import View
 from clearhead.errors import ClearheadError
@@ -12,6 +14,8 @@ from clearhead.view.page import write_page
 
 def plan(config: View) -> dict[str, Any]:
     """Where the page will come from and lie."""
+    if is_sparse_run(config.run):
+        return {"evaluation": evaluation_of(config.run), "page": page_of(config)}
     path = atlas_of(config.run)
     atlas = Atlas(path)
     held = {table: atlas.sql(f"select count(*) as n from {table}")[0]["n"] for table in ("units", "spectra")}
@@ -26,6 +30,8 @@ def run(config: View) -> None:
 
 def write(config: View) -> Path:
     """Write the page and return its path."""
+    if is_sparse_run(config.run):
+        return write_sparse_page(config.run, evaluation_of(config.run), page_of(config))
     return write_page(atlas_of(config.run), page_of(config))
 
 
@@ -46,5 +52,7 @@ def atlas_of(run: Path) -> Path:
 
 
 def page_of(config: View) -> Path:
-    """The file of the page: as given, or page.html beside the atlas."""
+    """The file of the page: as given, or page.html beside the atlas or the evaluation."""
+    if is_sparse_run(config.run):
+        return config.out or config.run / "page.html"
     return config.out or atlas_of(config.run).parent / "page.html"

@@ -6,6 +6,7 @@ Nothing here loads torch or transformers or touches a file.
 """
 
 from clearhead.config.bench import BenchLorsa, BenchSpectral, BenchZPattern
+from clearhead.config.frontier import Frontier
 from clearhead.config.lorsa import (
     Activation,
     Analyze,
@@ -39,6 +40,7 @@ VERBS: dict[str, type[Verb]] = {
         Pretrain,
         Sparsify,
         SparsifyToy,
+        Frontier,
         SpectralFeatures,
         SpectralRun,
         SpectralSweep,
@@ -64,6 +66,7 @@ __all__ = [
     "Demo",
     "Dtype",
     "Evaluate",
+    "Frontier",
     "Harvest",
     "Initialisation",
     "OfModel",

@@ -170,12 +170,16 @@ class TrainLorsa(OfModel):
 
 @dataclass(frozen=True, kw_only=True)
 class Evaluate(OfRun):
-    """Measure a Lorsa on held-out text: FVU, L0, dead heads, the model's loss with the layer replaced."""
+    """Measure a Lorsa (FVU, L0, loss with the layer replaced) or a sparse model (loss, open edges) on held-out text."""
 
     verb: ClassVar[str] = "evaluate"
 
+    run: Positional[Path]
+    """Directory written by `clearhead train lorsa` or `clearhead sparsify`, or the folder of a sparse model."""
     downstream_tokens: int = 20_000
-    """Tokens for the loss with the layer replaced, which needs the whole model; 0 leaves it out."""
+    """Lorsa: tokens for the loss with the layer replaced, which needs the whole model; 0 leaves it out."""
+    retrieval: str | None = None
+    """Sparse model: lengths of passkey and needle prompts, as 1024,2048. Derived: 512, doubled up to its context."""
     out: Path | None = None
     """File for the numbers. Derived: evaluation.json in the run directory."""
 
@@ -183,6 +187,18 @@ class Evaluate(OfRun):
         """Counts are positive."""
         super().validate()
         self._refuse(self.downstream_tokens < 0, "downstream-tokens", "give 0 to leave it out")
+        self.retrieval_lengths(0)
+
+    def retrieval_lengths(self, context: int) -> tuple[int, ...]:
+        """The lengths of retrieval prompts for a run of this context; `none` asks for none."""
+        if self.retrieval is None:
+            return tuple(length for length in (2**power for power in range(9, 31)) if length <= context)
+        if self.retrieval == "none":
+            return ()
+        words = [word.strip() for word in self.retrieval.split(",")]
+        wrong = not all(word.isdecimal() and int(word) > 0 for word in words)
+        self._refuse(wrong, "retrieval", "give numbers of tokens with commas between them, as 1024,2048, or none")
+        return tuple(sorted({int(word) for word in words}))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -16,7 +16,7 @@ from jaxtyping import Float, Int64
 from torch import Tensor
 
 from clearhead.config import Sparsify
-from clearhead.data.text import TokenBlocks, token_blocks
+from clearhead.data.text import Split, TokenBlocks, token_blocks
 from clearhead.errors import ClearheadError
 from clearhead.model.access import Model
 from clearhead.runs import RunDirectory, read_json
@@ -210,6 +210,25 @@ def open_held_out(config: Sparsify, model: Model) -> Int64[Tensor, "n t"]:
     wanted = -(-HELD_OUT_TOKENS // config.context) * SPREAD * config.context
     blocks = token_blocks(model, config.text, split="held_out", n_tokens=wanted, context=config.context, at_most=True)
     return blocks.tokens[::SPREAD]
+
+
+def open_unwatched(
+    model: Model, text: str, *, context: int, tokens: int, split: Split = "held_out"
+) -> tuple[Int64[Tensor, "n t"], TokenBlocks]:
+    """Blocks for evaluation, none of which a run is watched on, `tokens` in all or what there is; and their text.
+
+    Raises `ClearheadError` for a text of one block, which is the watched one, and what `token_blocks` raises.
+    """
+    wanted = -(-tokens // context)
+    total = wanted + -(-wanted // (SPREAD - 1))
+    blocks = token_blocks(model, text, split=split, n_tokens=total * context, context=context, at_most=True)
+    others = blocks.tokens[torch.arange(len(blocks)) % SPREAD != 0][:wanted]
+    if not len(others):
+        raise ClearheadError(
+            f"the {split.replace('_', '-')} text of {text!r} has one block of {context} tokens, on which runs are "
+            "watched, and none for evaluation; name a longer text with --text"
+        )
+    return others, blocks
 
 
 def summarise(
