@@ -83,7 +83,12 @@ def _closing(mask: Bool[Tensor, "h q k"]) -> Edit:
 
 
 def accuracies(predicted: Int64[Tensor, "n 3"], sums: Addition) -> dict[str, float]:
-    """Shares of right sums: exact_match, that without and with a carry from the units, and of each digit."""
+    """Shares of right sums: exact_match, that without and with a carry from the units, and of each digit.
+
+    Raises `ClearheadError` where no sum has such a carry, or all have one.
+    """
+    if sums.carries[:, 0].all() or not sums.carries[:, 0].any():
+        raise ClearheadError(f"of these {len(sums)} sums all or none carry from the units; give some of both")
     right = predicted == sums.tokens[:, ANSWER]
     exact, carry = right.all(1).double(), sums.carries[:, 0]
     return {
@@ -110,8 +115,8 @@ def by_kind_of_carry(predicted: Int64[Tensor, "n 3"], sums: Addition) -> list[di
         {
             "carries": name,
             "sums": int(mask.sum()),
-            "exact_match": _mean(right.all(1)[mask]),
-            **{digit: _mean(right[mask, place]) for place, digit in enumerate(DIGITS)},
+            "exact_match": share(right.all(1), mask),
+            **{digit: share(right[:, place], mask) for place, digit in enumerate(DIGITS)},
         }
         for name, mask in kinds.items()
     ]
@@ -155,8 +160,8 @@ def close_heads(model: Model, sums: Addition, opened: Bool[Tensor, "n l h q k"])
                     "layer": layer,
                     "head": head,
                     "per_sum": float(count.mean()),
-                    "per_sum_no_carry": _mean(count[~carry]),
-                    "per_sum_carry": _mean(count[carry]),
+                    "per_sum_no_carry": float(count[~carry].mean()),
+                    "per_sum_carry": float(count[carry].mean()),
                     **(whole if silent else accuracies(predict(model, sums, closed), sums)),
                 }
             )
@@ -182,5 +187,6 @@ def random_share(model: Model, sums: Addition, rates: dict[int, Float[Tensor, " 
     return float(opened.double().sum((-2, -1)).mean() / pairs)
 
 
-def _mean(values: Tensor) -> float:
-    return float(values.double().mean())
+def share(of: Bool[Tensor, " n"], among: Bool[Tensor, " n"]) -> float | None:
+    """How many of `among` are `of`, as a share; None where there are none."""
+    return float(of[among].double().mean()) if among.any() else None

@@ -19,14 +19,14 @@ becomes the other sum's under the third. The other test is to close all edges fr
 from typing import Any, Literal
 
 import torch
-from jaxtyping import Bool, Int64
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from clearhead.data.addition import ANSWER, PLACES, Addition
 from clearhead.model.access import Model
 from clearhead.model.run import Edit, Run
 from clearhead.sparsify.addition import FIRST
-from clearhead.sparsify.addition_edges import DIGITS, INPUTS, predict
+from clearhead.sparsify.addition_edges import DIGITS, INPUTS, predict, share
 
 PAIRS = {"tens": ("a1", "b1"), "units": ("a0", "b0")}
 Change = Literal["tens", "units, same carry", "units, other carry"]
@@ -55,8 +55,8 @@ def other_sums(sums: Addition, change: Change, digit: int, seed: int = 0) -> Add
     return Addition.of_pairs(10 * a1[:, 0] + new_left, 10 * b1[:, 0] + new_right)
 
 
-def read_elsewhere(model: Model, sums: Addition, others: Addition, place: int, keys: list[int]) -> Int64[Tensor, " n"]:
-    """What `place` predicts when it reads the places `keys`, all before it, from the other sums."""
+def read_elsewhere(model: Model, sums: Addition, others: Addition, place: int, keys: list[int]) -> Float[Tensor, "n v"]:
+    """The logits of `place` when it reads the places `keys`, all before it, from the other sums."""
     layers = model.attention_layers
     other = model.run(others.tokens[:, :-1], read=["k.*", "v.*"], path="eager")
     edits: dict[str, Edit] = {}
@@ -65,7 +65,7 @@ def read_elsewhere(model: Model, sums: Addition, others: Addition, place: int, k
         edits[f"scores.{layer}"] = _score(layer, k, model.geometry(layer).scale, place, keys)
         edits[f"z.{layer}"] = _mix(layer, v, place, keys)
     read = [f"{site}.{layer}" for layer in layers for site in ("q", "v", "pattern")]
-    return model.run(sums.tokens[:, :-1], read=[*read, "logits"], edit=edits).logits[:, place].argmax(-1)
+    return model.run(sums.tokens[:, :-1], read=[*read, "logits"], edit=edits).logits[:, place]
 
 
 def _score(layer: int, k: Tensor, scale: float, place: int, keys: list[int]) -> Edit:
@@ -110,12 +110,12 @@ def measure_reading(model: Model, sums: Addition, opened: Bool[Tensor, "n l h q 
             changes: dict[str, dict[str, float | None]] = {}
             for change in CHANGES[pair]:
                 others = other_sums(sums, change, digit)
-                found = read_elsewhere(model, sums, others, place, keys)
+                found = read_elsewhere(model, sums, others, place, keys).argmax(-1)
                 fair = ~sums.cascades if change == "units, other carry" and name == "c1" else torch.ones_like(carry)
                 theirs = others.tokens[:, ANSWER][:, digit]
                 changes[change] = {
-                    "follows": _share(found == theirs, fair & (own != theirs)),
-                    "stays": _share(found == own, fair & (own == theirs)),
+                    "follows": share(found == theirs, fair & (own != theirs)),
+                    "stays": share(found == own, fair & (own == theirs)),
                 }
             rows.append(
                 {
@@ -158,8 +158,4 @@ def conclude(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _apart(of: Bool[Tensor, " n"], carry: Bool[Tensor, " n"]) -> dict[str, float | None]:
-    return {"no_carry": _share(of, ~carry), "carry": _share(of, carry)}
-
-
-def _share(of: Bool[Tensor, " n"], among: Bool[Tensor, " n"]) -> float | None:
-    return float(of[among].double().mean()) if among.any() else None
+    return {"no_carry": share(of, ~carry), "carry": share(of, carry)}

@@ -4,6 +4,7 @@ Everything is measured on the held-out sums, which decided nothing in the traini
 whole are those of the fused operation, the others of the softmax laid out.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from clearhead.data.addition import addition
+from clearhead.data.addition import Addition, addition
 from clearhead.model.access import Model
 from clearhead.runs import read_json
 from clearhead.sparsify.addition_edges import (
@@ -51,36 +52,33 @@ class Study:
 
 def study(folder: Path, seed: int) -> Study:
     """Studies the finished models of a seed: `dense`, `sparse` and, where there is one, `random` in `folder`."""
-    sums = addition("held_out", seed)
-    summaries = {
-        name: read_json(folder / name / "summary.json")
-        for name in ("dense", "sparse", "random")
-        if (folder / name / "summary.json").exists()
-    }
-    model = Model.load(str(folder / "sparse" / "model"))
+    held = [name for name in ("dense", "sparse", "random") if (folder / name / "summary.json").exists()]
+    models = {name: Model.load(str(folder / name / "model")) for name in held}
+    summaries = {name: read_json(folder / name / "summary.json") for name in held}
+    return examine(models, summaries, addition("held_out", seed), seed)
+
+
+def examine(models: Mapping[str, Model], summaries: Mapping[str, dict[str, Any]], sums: Addition, seed: int) -> Study:
+    """Studies models on these sums; `models` and `summaries` by name, `dense`, `sparse` and perhaps `random`."""
+    model, summary = models["sparse"], summaries["sparse"]
     opened = open_edges(model, sums)
-    predicted = predict(model, sums)
     rows = measure_reading(model, sums, opened)
-    shares = {int(layer): torch.tensor(row) for layer, row in summaries["sparse"]["edges_by_head"].items()}
-    random: dict[str, Any] = {"same_weights": random_gates(model, sums, torch.stack([*shares.values()]))}
-    if "random" in summaries:
-        control = Model.load(str(folder / "random" / "model"))
-        random["trained"] = summaries["random"] | {"edge_share": random_share(control, sums, shares)}
-    else:
-        random["trained"] = None
-    edges, any_head = by_carry(opened, sums)
+    shares = {int(layer): torch.tensor(row) for layer, row in summary["edges_by_head"].items()}
+    same_weights = random_gates(model, sums, torch.stack([*shares.values()]))
+    trained = None
+    if "random" in models:
+        trained = summaries["random"] | {"edge_share": random_share(models["random"], sums, shares)}
+    n_heads = opened.shape[1] * opened.shape[2]
     numbers = {
         "seed": seed,
         "dense": summaries["dense"],
-        "sparse": summaries["sparse"]
-        | {"edges_per_sum": summaries["sparse"]["edge_share"] * PAIRS * opened[0, ..., 0, 0].numel()},
-        "accuracy": accuracies(predicted, sums),
-        "by_kind_of_carry": by_kind_of_carry(predicted, sums),
+        "sparse": summary | {"edges_per_sum": summary["edge_share"] * PAIRS * n_heads},
+        "accuracy": accuracies(predict(model, sums), sums),
+        "by_kind_of_carry": by_kind_of_carry(predict(model, sums), sums),
         "statements": conclude(rows),
         "reading": rows,
         "classes": close_classes(model, sums, opened),
         "heads": close_heads(model, sums, opened),
-        "random": random,
+        "random": {"same_weights": same_weights, "trained": trained},
     }
-    dense = mean_patterns(Model.load(str(folder / "dense" / "model")), sums)
-    return Study(seed, numbers, edges, any_head, dense)
+    return Study(seed, numbers, *by_carry(opened, sums), mean_patterns(models["dense"], sums))
