@@ -10,12 +10,13 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PIP_REQUIRE_VIRTUALENV := 1
 export HF_HUB_DISABLE_TELEMETRY := 1
 
-.PHONY: help demo test check docs constraints clean
+.PHONY: help demo test check docs aot36 constraints clean
 
 help:
 	@echo 'make demo   set up .venv, then decompose one attention layer of a real model and write its page (runs/demo)'
 	@echo 'make test   set up .venv with the development tools, then run the whole test suite (no network)'
 	@echo 'make check  lint, types, layer contract and documentation, in the same .venv'
+	@echo 'make aot36  compile the GPU kernels with Triton 3.6 in an environment of its own and report spills (no GPU needed)'
 	@echo 'make docs   build the documentation into site/'
 	@echo 'make clean  remove .venv and what the tools cached in this directory (runs/ is kept)'
 
@@ -53,6 +54,16 @@ $(VENV)/.installed: pyproject.toml constraints.txt $(VENV)/.torch
 $(VENV)/.installed-dev: pyproject.toml constraints.txt $(VENV)/.torch
 	$(BIN)/python -m pip install --no-compile -c constraints.txt -e '.[dev]'
 	@touch $@ $(VENV)/.installed
+
+# no dependencies: torch from the package index pins another version of triton
+$(VENV)/.aot36: constraints.txt $(VENV)/.created
+	$(PYTHON) -m venv $(VENV)/aot36
+	$(VENV)/aot36/bin/python -m pip install --no-compile '$(TORCH)' numpy jaxtyping
+	$(VENV)/aot36/bin/python -m pip install --no-compile --no-deps triton==3.6.0
+	@touch $@
+
+aot36: $(VENV)/.aot36
+	PYTHONPATH=src $(VENV)/aot36/bin/python -m clearhead.bench.aot
 
 constraints: $(VENV)/.installed-dev
 	@sed -n '/^#/p' constraints.txt > $(VENV)/constraints.new

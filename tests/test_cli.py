@@ -51,11 +51,11 @@ def test_help_of_every_verb_shows_every_option_and_its_text(verb, capsys):
     shown = " ".join(re.sub(r"[│╭╮╰╯─]", " ", help_of(capsys, verb)).split())
     assert f"usage: clearhead {verb}" in shown
     for field in dataclasses.fields(VERBS[verb]):
-        if field.default is not dataclasses.MISSING:
+        if field.default is not dataclasses.MISSING and field.name != "runs":  # a list of paths, without a name
             assert f"--{field.name.replace('_', '-')}" in shown
     assert "--from" in shown and "--dry-run" in shown
     # attribute docstrings arrive whole
-    assert "Directory written by `clearhead train lorsa`." in shown or verb not in ("evaluate", "analyze")
+    assert "Directory written by `clearhead train lorsa`." in shown or verb != "analyze"
 
 
 @pytest.mark.parametrize("number", [errno.EROFS, errno.ENAMETOOLONG])
@@ -75,7 +75,7 @@ def test_overview_lists_every_verb_on_one_short_line(capsys):
     assert capsys.readouterr().out == bare
     lines = bare.splitlines()
     for verb in VERBS:
-        assert sum(line.startswith(f"  {verb} ") for line in lines) == 1
+        assert sum(re.match(rf"  {verb}  ", line) is not None for line in lines) == 1
     assert max(map(len, lines)) <= 120
 
 

@@ -170,7 +170,7 @@ class TrainLorsa(OfModel):
 
 @dataclass(frozen=True, kw_only=True)
 class Evaluate(OfRun):
-    """Measure a Lorsa (FVU, L0, loss with the layer replaced) or a sparse model (loss, open edges) on held-out text."""
+    """Measure a Lorsa (FVU, L0, loss with the layer replaced) or a sparse model (edges) on held-out text."""
 
     verb: ClassVar[str] = "evaluate"
 

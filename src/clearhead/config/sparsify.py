@@ -18,7 +18,7 @@ FULL_RATE, ADAPTER_RATE = 3e-4, 1e-3
 
 @dataclass(frozen=True, kw_only=True)
 class Sparsify(Verb):
-    """Post-train a model so that it attends through few edges, with its loss held within a tolerance of its own."""
+    """Post-train a model so that it attends through few edges, with its loss held within a tolerance."""
 
     verb: ClassVar[str] = "sparsify"
 
