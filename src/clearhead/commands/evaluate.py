@@ -35,9 +35,9 @@ def run(config: Evaluate) -> None:
 
 def measure(config: Evaluate) -> dict[str, Any]:
     """The metrics of a run, also written to `file_of(config)` with their configuration and environment."""
-    opened = open_run(config)
     if config.retrieval is not None:
         raise ClearheadError("--retrieval is for sparse models; leave it out for a Lorsa")
+    opened = open_run(config)
     metrics = evaluate(
         *opened[:3], opened.blocks, downstream_tokens=config.downstream_tokens, batch_blocks=config.batch_blocks
     )

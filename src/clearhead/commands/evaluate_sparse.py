@@ -143,7 +143,7 @@ def table(evaluation: Numbers) -> dict[str, str]:
     training = evaluation["training"]
     form = "hard" if "hard" in ce else "control"
     visible = (context + 1) / 2
-    allowed = "" if training["tolerance"] is None else f"; tolerance {training['tolerance']:g}"
+    allowed = "" if training["tolerance"] is None or form != "hard" else f"; tolerance {training['tolerance']:g}"
     if training["target"] is not None:
         allowed = f"; allowed {training['target'] + training['tolerance']:g}"
     rows = {"loss, base": _loss(ce["base"], None), f"loss, {_NAMES[form]}": _loss(ce[form], ce["base"]) + allowed}

@@ -5,9 +5,10 @@
 
 Weights are rounded to thousandths, and a row is text, "key:weight key:weight ...", as there are many rows: one per
 layer, head and query. A sentence is read alone, from position 0 on, after the token that the tokenizer puts in front.
-Of its source nothing is known but tokens, so it begins after a token that ends one and may be cut.
+It lies between tokens that end one; where there is no whole one near, it is the beginning of a block.
 """
 
+import itertools
 from typing import Any
 
 import torch
@@ -18,6 +19,8 @@ from clearhead.model.access import Model
 
 SHORTEST, LONGEST = 12, 40
 """Tokens of a sentence."""
+TRIES = 16
+"""Blocks that are searched for a whole sentence before one is cut."""
 LEAST = 0.005
 """The smallest weight of the base that is listed."""
 ENDS = (".", "!", "?", "。", "！", "？")
@@ -28,7 +31,7 @@ CLOSERS = "\"'”’»)]*_ "
 def read_sentences(
     model: Model, base: Model | None, blocks: Int64[Tensor, "n t"], *, prefix: int = 0, count: int = 2
 ) -> list[dict[str, Any]]:
-    """Patterns on the first sentence of `count` blocks spread over `blocks`, which begin with `prefix` special tokens.
+    """Patterns on sentences from `count` places spread over `blocks`, which begin with `prefix` special tokens.
 
     Each is {tokens: [text], layers: [{layer, model: [[row, ...] per head], base: the same or None}]}. Raises
     `ClearheadError` for a model without a tokenizer.
@@ -38,9 +41,7 @@ def read_sentences(
     places = range(0, len(blocks), max(1, len(blocks) // count))
     found = []
     for place in list(places)[:count]:
-        ids = blocks[place, prefix:]
-        start, end = find_sentence(model.token_strings(ids))
-        tokens = torch.cat([blocks[place, :prefix], ids[start:end]])[None]
+        tokens = _take_sentence(model, blocks[place : place + TRIES], prefix)[None]
         sites = [f"pattern.{layer}" for layer in layers]
         sparse = model.run(tokens, read=sites)
         dense = None if base is None else base.run(tokens, read=sites)
@@ -60,17 +61,22 @@ def read_sentences(
     return found
 
 
-def find_sentence(words: list[str]) -> tuple[int, int]:
-    """Where a sentence of `SHORTEST` tokens or more begins and ends, a whole one of at most `LONGEST` if there is one.
-
-    Else the first long enough, cut; else the first tokens there are.
-    """
+def find_sentence(words: list[str]) -> tuple[int, int] | None:
+    """Where the first whole sentence of `SHORTEST` to `LONGEST` tokens begins and ends; None where there is none."""
     starts = [place + 1 for place, word in enumerate(words) if _ends(word)]
-    spans = zip(starts, [*starts[1:], len(words)], strict=True)
-    long = [(start, end) for start, end in spans if end - start >= SHORTEST]
-    whole = [(start, end) for start, end in long if end - start <= LONGEST and end in starts]
-    start, end = (whole or long or [(0, len(words))])[0]
-    return start, min(end, start + LONGEST)
+    for start, end in itertools.pairwise(starts):
+        if SHORTEST <= end - start <= LONGEST:
+            return start, end
+    return None
+
+
+def _take_sentence(model: Model, blocks: Int64[Tensor, "n t"], prefix: int) -> Int64[Tensor, " s"]:
+    """The first whole sentence in some blocks, else the beginning of the first block; with its prefix."""
+    for block in blocks:
+        span = find_sentence(model.token_strings(block[prefix:]))
+        if span is not None:
+            return torch.cat([block[:prefix], block[prefix:][slice(*span)]])
+    return blocks[0, : prefix + LONGEST]
 
 
 def _ends(word: str) -> bool:

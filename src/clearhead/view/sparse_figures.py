@@ -158,13 +158,14 @@ def empty_tiles(layers: Sequence[int], shares: Mapping[str, Sequence[float]]) ->
 
 
 def logarithmic(figure: go.Figure, values: Sequence[float]) -> go.Figure:
-    """A logarithmic vertical axis around positive values, with ticks at 1, 2 and 5 of each decade, or at 1 of many."""
+    """A logarithmic vertical axis around positive values, with ticks at round numbers, fewer where there are decades."""
     if not values:
         return figure
     low, high = math.log10(min(values)), math.log10(max(values))
-    digits = (1, 2, 5) if high - low < 2.5 else (1,)
+    spread = high - low
+    digits = (1, 1.5, 2, 2.5, 3, 4, 5, 6, 8) if spread < 0.7 else (1, 2, 5) if spread < 2.5 else (1,)
     ticks = [digit * 10.0**power for power in range(math.floor(low) - 1, math.ceil(high) + 1) for digit in digits]
-    room = 0.06 * (high - low) + 0.06
+    room = 0.06 * spread + 0.06
     figure.update_yaxes(type="log", range=[low - room, high + room], tickvals=ticks, ticktext=[f"{t:g}" for t in ticks])
     return figure
 

@@ -91,11 +91,11 @@ def sentences(points: Sequence[Point]) -> list[str]:
     """A line for every tolerance, and one for every kind of control."""
     said = []
     for tolerance, group in by_tolerance(points).items():
-        seeds = f" ({len(group)} seeds)" if len(group) > 1 else ""
+        runs = f" ({len(group)} runs)" if len(group) > 1 else ""
         edges, rises = [point.per_query for point in group], [point.rise for point in group]
         part = share(mean(point.share for point in group))
         said.append(
-            f"{_asked(tolerance)}{seeds}: {_spread(edges, '{:.3g}')} edges per query ({part}), "
+            f"{_asked(tolerance)}{runs}: {_spread(edges, '{:.3g}')} edges per query ({part}), "
             f"rise {_spread(rises, '{:+.4f}')} nats."
         )
     for point in points:
@@ -209,8 +209,8 @@ def _dots(
         y=list(values),
         name=name,
         mode="markers+text" if text else "markers",
-        text=[f" {point.tolerance:g}" if point.tolerance is not None else "" for point in points] if text else None,
-        textposition="middle right",
+        text=[f"{point.tolerance:g}" if point.tolerance is not None else "" for point in points] if text else None,
+        textposition="top center",
         textfont={"size": 10},
         cliponaxis=False,
         marker={"color": colour, "symbol": symbol, "size": 9},

@@ -178,16 +178,15 @@ def _beside_controls(evaluation: Numbers) -> str:
     controls = evaluation["controls"]
     names = ("hard", "top_in_row_base", "top_probability_base", "random_base")
     hard, of_row, of_head, lot = (controls[name] - controls["base"] for name in names)
-    pruned = min(of_row, of_head)
     gain = (
-        f"{signed(hard)}: that much less does training make as many edges cost"
-        if hard < pruned
-        else f"{signed(hard)}: at this number of edges, leaving the others out of the base is no worse than training"
+        "less than each of these"
+        if hard < min(of_row, of_head, lot)
+        else "not less than the best of these: with so many edges left, training gains nothing over leaving edges out"
     )
     return (
         f"The base itself, cut without training to as many edges, rises by {signed(of_row)} nats with the largest of "
         f"each row, {signed(of_head)} with the largest of each head, {signed(lot)} with edges by lot. The sparse "
-        f"model's rise on the same {evaluation['laid_out_tokens']:,} tokens is {gain}."
+        f"model's rise on the same {evaluation['laid_out_tokens']:,} tokens is {signed(hard)}, {gain}."
     )
 
 
