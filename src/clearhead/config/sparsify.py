@@ -7,7 +7,7 @@ from typing import ClassVar, Literal
 
 from clearhead.config.verb import Verb
 
-Constraint = Literal["rise", "kl", "paired", "ce"]
+Constraint = Literal["paired", "ce", "kl"]
 Control = Literal["none", "dense", "random"]
 Penalty = Literal["mean", "head-budget", "layer-budget", "tiles"]
 Precision = Literal["float32", "bfloat16", "float16"]
@@ -37,7 +37,7 @@ class Sparsify(Verb):
     target: float | None = None
     """Loss to reach or stay below, for a model that is not trained yet; needs --constraint ce. Derived: the base's."""
     constraint: Constraint = "kl"
-    """kl: KL(base ‖ model). rise: the loss over the base's, pushed by KL. paired: the same, by itself. ce: the loss."""
+    """What may rise: kl, KL(base ‖ model); paired, the loss over the base's on the same text; ce, over a fixed one."""
     distill: float = 0.0
     """Weight of KL(base ‖ model) in the loss."""
     lora: int | None = None

@@ -2,11 +2,10 @@
 
     min_θ max_λ   E(θ) + λ (C(θ) − τ)          E: price of the open edges, C: what the constraint measures
 
-(arXiv 2512.05865 with GECO, geco.py). C is measured on the batch itself. "paired" is the loss minus the dense base's
-on the same tokens: its noise is a small part of the loss' own, and τ is then the tolerance. "rise" holds the same, but
-what pushes the parameters is KL(base ‖ model), whose gradient vanishes at the base: a proxy for the constraint. Gates
-are sampled, and hard in the last steps, so that what is trained is what is kept. With LoRA the base is the model
-itself, adapters off and gates open; without, a frozen copy.
+(arXiv 2512.05865 with GECO, geco.py). C is measured on the batch itself. "paired" is the loss minus the dense base's on
+the same tokens: its noise is a small part of the loss' own, and τ is then the tolerance. Gates are sampled, and hard in
+the last steps, so that what is trained is what is kept. With LoRA the base is the model itself, adapters off and gates
+open; without, a frozen copy.
 """
 
 import copy
@@ -135,34 +134,37 @@ class Sparsification:
         teacher = self.prepared.base(batch)[:, start:] if wants_base(config) else None
         with self._drawn(step, len(batch)) as tally:
             logits = forward(input_ids=batch, use_cache=False).logits[:, start:]
-        tokens = batch[:, start:]
-        ce = cross_entropy(logits, tokens)
+        ce = cross_entropy(logits, batch[:, start:])
         metrics = {"ce": ce.detach()}
         extra = torch.zeros((), device=ce.device)
         divergence = None
-        if teacher is not None and (config.distill or config.constraint in ("kl", "rise")):
+        if teacher is not None and (config.distill or config.constraint == "kl"):
             divergence = distillation(logits, teacher)
             extra = config.distill * divergence
             metrics["kl"] = divergence.detach()
         if config.control != "none":
             return ce + extra, metrics
-        rise = None if teacher is None else ce - cross_entropy(teacher, tokens)
-        pushed = {"ce": ce, "paired": rise, "kl": divergence, "rise": divergence}[config.constraint]
-        held = rise if config.constraint == "rise" else pushed
-        assert pushed is not None and held is not None
-        self.measured = held.detach()
+        if config.constraint == "kl":
+            assert divergence is not None
+            value = divergence
+        elif config.constraint == "paired":
+            assert teacher is not None
+            value = ce - cross_entropy(teacher, batch[:, start:])
+        else:
+            value = ce
+        self.measured = value.detach()
         shares = edge_shares(tally, config.length_weight / config.context)
         edges = edge_penalty(shares, "mean" if config.penalty == "tiles" else config.penalty, config.budget)
         if config.penalty == "tiles":  # a tile full of edges has no slope of its own, so their number is priced too
             edges = (
                 edges + torch.stack([layer.tiles.mean() for layer in tally.values() if layer.tiles is not None]).mean()
             )
-        lagrangian = self.geco.weigh(edges, pushed)
+        lagrangian = self.geco.weigh(edges, value)
         opened = torch.stack([layer.opened.sum() for layer in tally.values()]).sum()
         visible = torch.stack([layer.visible.sum() for layer in tally.values()]).sum() * shares.shape[1]
         rows = len(batch) if next(iter(tally.values())).visible.shape[0] == 1 else 1
         metrics |= {
-            "violation": self.measured - self.geco.target,
+            "violation": value.detach() - self.geco.target,
             "edges": shares.detach().mean(),
             "open_edges": opened / (visible * rows),
             "leak": torch.stack([layer.leak.mean() for layer in tally.values()]).mean(),
