@@ -158,7 +158,7 @@ def empty_tiles(layers: Sequence[int], shares: Mapping[str, Sequence[float]]) ->
 
 
 def logarithmic(figure: go.Figure, values: Sequence[float]) -> go.Figure:
-    """A logarithmic vertical axis around positive values, with ticks at round numbers, fewer where there are decades."""
+    """A logarithmic vertical axis around positive values, with ticks at round numbers, fewer over decades."""
     if not values:
         return figure
     low, high = math.log10(min(values)), math.log10(max(values))
