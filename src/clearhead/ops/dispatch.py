@@ -26,7 +26,7 @@ from torch._dynamo.exc import TorchDynamoException
 from clearhead.errors import ClearheadError, UnknownNameError
 from clearhead.ops.c.build import BuildError
 from clearhead.ops.c.kernels import Kernels
-from clearhead.ops.gated_tiles import Engine, TorchTiles
+from clearhead.ops.gated_tiles import Engine, TorchTiles, differentiate, weigh
 
 Backend = Literal["torch", "c"]
 GatedBackend = Literal["torch", "c", "compile", "triton"]
@@ -77,7 +77,7 @@ def gated_engine(*tensors: Tensor) -> Engine:
     """Who does the elementwise work of gated attention in tiles; where `gated_backend` is "triton", plain torch."""
     backend = gated_backend(*tensors)
     loaded = kernels() if backend == "c" else _compiled() if backend == "compile" else None
-    return loaded or TorchTiles()
+    return loaded or TorchTiles(weigh, differentiate)
 
 
 def _forced() -> str:
@@ -104,7 +104,9 @@ def _compiled() -> TorchTiles | None:
         if _forced() == "compile":
             raise ClearheadError(f"{VARIABLE}=compile, but torch cannot compile here: {error}") from error
         return None
-    return TorchTiles(lambda step: torch.compile(step, dynamic=True))
+    # one compilation per mode, estimator, denominator and kind of shape; torch's own limit is 8
+    patched = torch._dynamo.config.patch(recompile_limit=64)
+    return TorchTiles(*(patched(torch.compile(step, dynamic=True)) for step in (weigh, differentiate)))
 
 
 @functools.cache

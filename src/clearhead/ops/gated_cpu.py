@@ -17,7 +17,6 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from clearhead.errors import ClearheadError
-from clearhead.ops.c.kernels import Kernels
 from clearhead.ops.dispatch import gated_engine
 from clearhead.ops.gated import Estimator, Gated, Mode, Noise, check_arguments, noise_keys
 from clearhead.ops.gated_tiles import UNIT_OF_KEYS, Engine, Rows, Setting, Tile, block_starts, tiles
@@ -26,8 +25,6 @@ ROWS = 128
 """Rows of a tile: queries times the query heads of one key head."""
 ROOM = 2**18
 """Scores of a tile per thread, about: they stay in the cache from one step to the next."""
-FEW = 0.04
-"""Share of open edges below which fetching rows of v is faster than a product with all of them."""
 
 
 def gated_attention_tiled(
@@ -58,15 +55,15 @@ def gated_attention_tiled(
     dtype = torch.promote_types(q.dtype, torch.float32)
     precision, t = q.dtype, q.shape[2]
     q, k, v = (x.to(dtype) for x in (q, k, v))
-    bias, sink = (None if x is None else x.to(dtype).expand(b, h).reshape(n, reps) for x in (bias, sink))
-    assert bias is not None
+    bias = bias.to(dtype).expand(b, h).reshape(n, reps)
+    sink = None if sink is None else sink.to(dtype).expand(b, h).reshape(n, reps)
     setting = Setting(
         mode=mode,
         exact=estimator == "exact",
         slope=float(slope),
         groups=k.shape[1],
-        bias=bias.detach(),
-        sink=None if sink is None else sink.detach(),
+        bias=bias.detach().contiguous(),
+        sink=None if sink is None else sink.detach().contiguous(),
         keys=noise_keys(noise or Noise(0), b, h, q.device).view(n, reps, 2),
         first=None if first is None else first.int().contiguous(),
     )
@@ -85,8 +82,8 @@ class _Tiled(torch.autograd.Function):
     def forward(ctx, q, k, v, _bias, _sink, setting, scale, check, engine, block):  # pyright: ignore[reportIncompatibleMethodOverride]
         b, h, t, _ = q.shape
         reps, width = h // setting.groups, v.shape[3]
-        q, k, v = q.reshape(-1, reps, t, q.shape[3]).contiguous(), *(x.flatten(0, 1).contiguous() for x in (k, v))
-        n = len(q)
+        n = b * setting.groups
+        q, k, v = q.reshape(n, reps, t, q.shape[3]).contiguous(), *(x.flatten(0, 1).contiguous() for x in (k, v))
         out = q.new_empty(n, reps, t, width)
         top, norm, lse, expected, leak = (q.new_empty(n, reps, t) for _ in range(5))
         opened, words = (torch.empty(n, reps, t, dtype=torch.int32, device=q.device) for _ in range(2))
@@ -94,14 +91,13 @@ class _Tiled(torch.autograd.Function):
         starts, room = block_starts(setting.first, block), ROOM * torch.get_num_threads()
         plan = list(tiles(n, reps, t, starts, setting.groups, block, room))
         space = q.new_empty(max(map(_size, plan), default=0) * reps)
+        work, turned = engine.gated(setting, rows), engine.turned(k)
         for tile in plan:
             here, keys = slice(tile.n0, tile.n1), slice(tile.j0, tile.j1)
             queries = _stack(q, tile)
-            scores = _scores(space, queries, k[here, keys], scale)
-            engine.gated_forward(setting, rows, tile, scores)
-            within = (here, slice(None), slice(tile.i0, tile.i1))
-            mixed = _mix(engine, scores, v[here, keys], opened[within] if setting.mode == "hard" else None)
-            torch.mul(_unstack(mixed, reps), norm[within][..., None], out=out[within])
+            scores = _scores(space, queries, turned[here, :, keys], scale)
+            work.forward(tile, scores)
+            work.mix(tile, scores, v, out)
         ctx.save_for_backward(q, k, v, out, top, norm, lse)
         ctx.plan, ctx.setting, ctx.scale, ctx.engine = plan, setting, scale, engine
         ctx.words = words if check else None
@@ -114,29 +110,33 @@ class _Tiled(torch.autograd.Function):
     @once_differentiable
     def backward(ctx, dout, _lse, price, _opened, _leak):  # pyright: ignore[reportIncompatibleMethodOverride]
         q, k, v, out, top, norm, lse = ctx.saved_tensors
-        setting, engine = ctx.setting, ctx.engine
+        setting = ctx.setting
         b, reps = len(q) // setting.groups, q.shape[1]
         dout = torch.zeros_like(out) if dout is None else dout.reshape(out.shape).contiguous()
         price = torch.zeros_like(top) if price is None else price.reshape(top.shape).contiguous()
         delta, dbias = (dout * out).sum(-1), torch.empty_like(top)
-        words = None if ctx.words is None else torch.empty_like(ctx.words)
+        words_before = ctx.words
+        words = None if words_before is None else torch.empty_like(words_before)
         rows = Rows(top, norm, words=words, delta=delta, price=price, dbias=dbias)
         dq, dk, dv = torch.empty_like(q), torch.zeros_like(k), torch.zeros_like(v)
         spaces = q.new_empty(2, max(map(_size, ctx.plan), default=0) * reps)
+        work = ctx.engine.gated(setting, rows)
+        turned_k, turned_v = ctx.engine.turned(k), ctx.engine.turned(v)
         for tile in ctx.plan:
             here, keys = slice(tile.n0, tile.n1), slice(tile.j0, tile.j1)
             queries, pulls = _stack(q, tile), _stack(dout, tile)
-            scores = _scores(spaces[0], queries, k[here, keys], ctx.scale)
-            gradients = _scores(spaces[1], pulls, v[here, keys], 1.0)
-            engine.gated_backward(setting, rows, tile, scores, gradients)
+            scores = _scores(spaces[0], queries, turned_k[here, :, keys], ctx.scale)
+            gradients = _scores(spaces[1], pulls, turned_v[here, :, keys], 1.0)
+            work.backward(tile, scores, gradients)
             of_queries = q.new_empty(queries.shape).baddbmm_(gradients, k[here, keys], beta=0, alpha=ctx.scale)
             dq[here, :, tile.i0 : tile.i1] = _unstack(of_queries, reps)
             dk[here, keys].baddbmm_(gradients.mT, queries, alpha=ctx.scale)
             dv[here, keys].baddbmm_(scores.mT, pulls)
-        if words is not None:
-            _compare(ctx.words, words)
+        if words_before is not None and words is not None:
+            _compare(words_before, words)
         dsink = None if setting.sink is None else -((setting.sink[..., None] - lse).exp() * delta).sum(-1)
-        dq, dk, dv = dq.view(b, -1, *dq.shape[2:]), dk.view(b, -1, *dk.shape[1:]), dv.view(b, -1, *dv.shape[1:])
+        dq = dq.view(b, setting.groups * reps, *dq.shape[2:])
+        dk, dv = (x.view(b, setting.groups, *x.shape[1:]) for x in (dk, dv))
         return dq, dk, dv, dbias.sum(-1), dsink, None, None, None, None, None
 
 
@@ -154,18 +154,10 @@ def _unstack(x: Float[Tensor, "m rows d"], reps: int) -> Float[Tensor, "m r rows
     return x.unflatten(1, (reps, -1))
 
 
-def _scores(space: Tensor, x: Float[Tensor, "m rows d"], y: Float[Tensor, "m cols d"], scale: float) -> Tensor:
-    """The product scale x yᵀ, laid out at the start of `space`."""
-    m, n_rows, n_cols = *x.shape[:2], y.shape[1]
-    return space[: m * n_rows * n_cols].view(m, n_rows, n_cols).baddbmm_(x, y.mT, beta=0, alpha=scale)
-
-
-def _mix(
-    engine: Engine, weights: Float[Tensor, "m rows cols"], v: Float[Tensor, "m cols d"], opened: Tensor | None
-) -> Float[Tensor, "m rows d"]:
-    if opened is not None and isinstance(engine, Kernels) and int(opened.sum()) < FEW * weights.numel():
-        return engine.gated_gather(weights, v)
-    return weights @ v
+def _scores(space: Tensor, x: Float[Tensor, "m rows d"], y: Float[Tensor, "m d cols"], scale: float) -> Tensor:
+    """The product scale x y, laid out at the start of `space`."""
+    m, n_rows, n_cols = *x.shape[:2], y.shape[2]
+    return space[: m * n_rows * n_cols].view(m, n_rows, n_cols).baddbmm_(x, y, beta=0, alpha=scale)
 
 
 def _compare(forward: Tensor, backward: Tensor) -> None:

@@ -61,6 +61,10 @@ class Rows:
     dbias: Tensor | None = None
 
 
+Weighed = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor | None]
+Differentiated = tuple[Tensor, Tensor, Tensor, Tensor | None]
+
+
 class Tile(NamedTuple):
     """Key heads n0..n1−1 of the batch, queries i0..i1−1, keys j0..j1−1."""
 
@@ -72,15 +76,31 @@ class Tile(NamedTuple):
     j1: int
 
 
-class Engine(Protocol):
-    """Who does the elementwise work."""
+class Pass(Protocol):
+    """The elementwise work of one pass over the tiles."""
 
-    def gated_forward(self, setting: Setting, rows: Rows, tile: Tile, scores: Tensor) -> None:
+    def forward(self, tile: Tile, scores: Tensor) -> None:
         """Scores -> weights in place, and the rows' sums."""
         ...
 
-    def gated_backward(self, setting: Setting, rows: Rows, tile: Tile, scores: Tensor, gradients: Tensor) -> None:
+    def mix(self, tile: Tile, weights: Tensor, v: Tensor, out: Tensor) -> None:
+        """The tile's part of `out` [n, r, t, dv] from its weights and all of v."""
+        ...
+
+    def backward(self, tile: Tile, scores: Tensor, gradients: Tensor) -> None:
         """Scores -> M P, and G -> dS, in place; and the rows' `dbias`."""
+        ...
+
+
+class Engine(Protocol):
+    """Who does the elementwise work."""
+
+    def gated(self, setting: Setting, rows: Rows) -> Pass:
+        """Begin a pass."""
+        ...
+
+    def turned(self, x: Float[Tensor, "n i d"]) -> Float[Tensor, "n d i"]:
+        """The transposes, laid out as products with them go fastest."""
         ...
 
 
@@ -112,18 +132,35 @@ def block_starts(first: Int[Tensor, "b t"] | None, rows: int) -> list[list[int]]
     return torch.stack([block.amin(1) for block in blocks], dim=1).tolist()
 
 
+@dataclass(frozen=True)
 class TorchTiles:
-    """The two steps in plain torch, of any precision and on any device; `wrap` may compile them."""
+    """The two steps in plain torch, of any precision and on any device; or compiled, the same two."""
 
-    def __init__(self, wrap: Callable[[Callable], Callable] = lambda step: step):
-        self._weigh, self._differentiate = wrap(_weigh), wrap(_differentiate)
+    weigh: Callable[..., Weighed]
+    differentiate: Callable[..., Differentiated]
 
-    def gated_forward(self, setting: Setting, rows: Rows, tile: Tile, scores: Tensor) -> None:
-        """`_weigh`, and where its sums go."""
-        seen, reach, words = _pairs(setting, tile, scores.device, noisy=_noisy(setting, rows))
-        bias = setting.bias[tile.n0 : tile.n1, :, None, None]
-        scores = _of_heads(scores, setting)
-        weights, top, held, closed, expected, opened, total = self._weigh(
+    def gated(self, setting: Setting, rows: Rows) -> "TorchPass":
+        """Begin a pass."""
+        return TorchPass(self, setting, rows)
+
+    def turned(self, x: Float[Tensor, "n i d"]) -> Float[Tensor, "n d i"]:
+        """The transposes, as views."""
+        return x.mT
+
+
+@dataclass(frozen=True)
+class TorchPass:
+    """A `Pass` of `TorchTiles`."""
+
+    engine: TorchTiles
+    setting: Setting
+    rows: Rows
+
+    def forward(self, tile: Tile, scores: Tensor) -> None:
+        """Scores -> weights in place, and the rows' sums."""
+        setting, rows = self.setting, self.rows
+        scores, bias, seen, reach, words = self._pairs(tile, scores)
+        weights, top, held, closed, expected, opened, total = self.engine.weigh(
             scores, seen, reach, words, bias, setting.mode, rows.words is not None
         )
         scores.copy_(weights)
@@ -138,52 +175,59 @@ class TorchTiles:
         if setting.sink is None:
             lse = lse.masked_fill(nothing, -torch.inf)
         whole = whole.masked_fill(nothing, 1.0)
+        # with a sink and only closed edges, exp(top) / Z may be anything
         norm = ((top - peak).clamp(max=80.0).exp() / whole).masked_fill(nothing, 0.0)
         found = (top, norm, lse, expected, closed / whole, opened, total)
         places = (rows.top, rows.norm, rows.lse, rows.expected, rows.leak, rows.opened, rows.words)
         for place, value in zip(places, found, strict=True):
-            if place is not None:
+            if place is not None and value is not None:
                 _part(place, tile).copy_(value)
 
-    def gated_backward(self, setting: Setting, rows: Rows, tile: Tile, scores: Tensor, gradients: Tensor) -> None:
-        """`_differentiate`, and where its sums go."""
-        seen, reach, words = _pairs(setting, tile, scores.device, noisy=_noisy(setting, rows))
+    def mix(self, tile: Tile, weights: Tensor, v: Tensor, out: Tensor) -> None:
+        """The tile's part of `out` [n, r, t, dv] from its weights and all of v."""
+        mixed = weights @ v[tile.n0 : tile.n1, tile.j0 : tile.j1]
+        torch.mul(mixed.unflatten(1, (out.shape[1], -1)), _part(self.rows.norm, tile)[..., None], out=_part(out, tile))
+
+    def backward(self, tile: Tile, scores: Tensor, gradients: Tensor) -> None:
+        """Scores -> M P, and G -> dS, in place; and the rows' `dbias`."""
+        setting, rows = self.setting, self.rows
         assert rows.delta is not None and rows.price is not None and rows.dbias is not None
-        of_rows = [_part(x, tile)[..., None] for x in (rows.top, rows.norm, rows.delta, rows.price)]
-        scores, gradients = _of_heads(scores, setting), _of_heads(gradients, setting)
-        weights, ds, dbias, total = self._differentiate(
-            *(scores, gradients, seen, reach, words, setting.bias[tile.n0 : tile.n1, :, None, None], *of_rows),
+        scores, bias, seen, reach, words = self._pairs(tile, scores)
+        gradients = gradients.view_as(scores)
+        weights, ds, dbias, total = self.engine.differentiate(
+            *(scores, gradients, seen, reach, words, bias),
+            *(_part(x, tile)[..., None] for x in (rows.top, rows.norm, rows.delta, rows.price)),
             *(setting.mode, setting.exact, setting.sink is not None, rows.words is not None),
         )
         scores.copy_(weights)
         gradients.copy_(ds)
         _part(rows.dbias, tile).copy_(dbias)
-        if rows.words is not None:
+        if rows.words is not None and total is not None:
             _part(rows.words, tile).copy_(total)
+
+    def _pairs(self, tile: Tile, scores: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor | None]:
+        """Scores and bias of each query head, and of each pair: is it visible, 1 + slope (i − j), its random word."""
+        setting, device = self.setting, scores.device
+        i, j = torch.arange(tile.i0, tile.i1, device=device), torch.arange(tile.j0, tile.j1, device=device)
+        distance = i[:, None] - j
+        seen = (distance >= 0)[None, None]
+        if setting.first is not None:
+            batches = torch.arange(tile.n0, tile.n1, device=device) // setting.groups
+            seen = seen & (j >= setting.first[batches, None, tile.i0 : tile.i1, None])
+        noisy = setting.mode == "sampled" or self.rows.words is not None
+        words = noise_words(setting.keys[tile.n0 : tile.n1], i, j) if noisy else None
+        bias = setting.bias[tile.n0 : tile.n1, :, None, None]
+        return (
+            scores.unflatten(1, (bias.shape[1], -1)),
+            bias,
+            seen,
+            1 + setting.slope * distance.to(bias.dtype),
+            words,
+        )
 
 
 def _part(x: Float[Tensor, "n r t"], tile: Tile) -> Tensor:
     return x[tile.n0 : tile.n1, :, tile.i0 : tile.i1]
-
-
-def _of_heads(tile: Float[Tensor, "m rows cols"], setting: Setting) -> Float[Tensor, "m r rows cols"]:
-    return tile.unflatten(1, (setting.bias.shape[1], -1))
-
-
-def _noisy(setting: Setting, rows: Rows) -> bool:
-    return setting.mode == "sampled" or rows.words is not None
-
-
-def _pairs(setting: Setting, tile: Tile, device: torch.device, *, noisy: bool) -> tuple[Tensor, Tensor, Tensor | None]:
-    """What is known of each pair before its score: whether it is visible, 1 + slope (i − j), and its random word."""
-    i, j = torch.arange(tile.i0, tile.i1, device=device), torch.arange(tile.j0, tile.j1, device=device)
-    distance = i[:, None] - j
-    seen = (distance >= 0)[None, None]
-    if setting.first is not None:
-        batches = torch.arange(tile.n0, tile.n1, device=device) // setting.groups
-        seen = seen & (j >= setting.first[batches, None, tile.i0 : tile.i1, None])
-    words = noise_words(setting.keys[tile.n0 : tile.n1], i, j) if noisy else None
-    return seen, 1 + setting.slope * distance.to(setting.bias.dtype), words
 
 
 def _uniform(words: Int32[Tensor, "*n"], dtype: torch.dtype) -> Float[Tensor, "*n"]:
@@ -207,9 +251,10 @@ def _total(words: Tensor | None, gates: Tensor, checked: bool) -> Tensor | None:
     return torch.where(gates, words, 0).sum(-1).int()
 
 
-def _weigh(
+def weigh(
     scores: Tensor, seen: Tensor, reach: Tensor, words: Tensor | None, bias: Tensor, mode: str, checked: bool
-) -> tuple[Tensor, ...]:
+) -> Weighed:
+    """Weights [m, r, rows, cols]; per row: max, sums over open and closed edges, expected and open edges, checksum."""
     scores = scores.masked_fill(~seen, -torch.inf)
     top = scores.amax(-1, keepdim=True)
     top = torch.where(top == -torch.inf, 0.0, top)
@@ -218,10 +263,10 @@ def _weigh(
     kept = torch.where(gates, weights, 0.0)
     closed = torch.where(gates, 0.0, weights).sum(-1)
     expected, opened = (x.sigmoid() * reach).sum(-1), gates.sum(-1, dtype=torch.int32)
-    return kept, top[..., 0], kept.sum(-1), closed, expected, opened, _total(words, gates, checked)  # pyright: ignore[reportReturnType]
+    return kept, top[..., 0], kept.sum(-1), closed, expected, opened, _total(words, gates, checked)
 
 
-def _differentiate(
+def differentiate(
     scores: Tensor,
     gradients: Tensor,
     seen: Tensor,
@@ -236,7 +281,8 @@ def _differentiate(
     exact: bool,
     sunk: bool,
     checked: bool,
-) -> tuple[Tensor, ...]:
+) -> Differentiated:
+    """M P and dS [m, r, rows, cols]; per row: the bias' gradient and the checksum."""
     scores = scores.masked_fill(~seen, -torch.inf)
     x = scores + bias
     gates = _gates(x, seen, words, mode)
@@ -256,4 +302,4 @@ def _differentiate(
         gate = gate + pull * soft
     slide = torch.where(gates, pull, 0.0)
     ds = slide + gate if sunk else slide - share * delta + gate
-    return torch.where(gates, share, 0.0), ds, gate.sum(-1), _total(words, gates, checked)  # pyright: ignore[reportReturnType]
+    return torch.where(gates, share, 0.0), ds, gate.sum(-1), _total(words, gates, checked)

@@ -18,7 +18,7 @@ from clearhead.hub import cache_dir
 from clearhead.runs import written_aside
 
 SOURCES = ("attention.c", "gated.c", "sparse.c")
-HEADERS = ("vector.h",)
+HEADERS = ("transpose.h", "vector.h")
 OPTIONS = ("-O3", "-march=native", "-ffp-contract=fast", "-fPIC", "-std=gnu11")
 
 

@@ -1,8 +1,10 @@
 /* What happens to the scores of gated attention between its matrix products, one pass over a tile of them.
 
-   gated_forward   scores S -> weights M exp(S - max) in place, and the sums of each row
+   gated_forward   scores S -> weights M exp(S - max) in place, and the sums of each row; returns the number of open edges
    gated_backward  scores S and G = dout . v -> M P and dS in place, and each row's share of the bias' gradient
-   gated_gather    out[i] = sum of w[i][j] v[j] over the weights that are not zero
+   gated_gather    out[i] = sum of w[i][j] v[j] / Z over the weights that are not zero
+   gated_settle    out[i] = mixed[i] / Z, from the tile's own layout
+   gated_turn      the transposes of n matrices: keys along a row make a faster product than keys along a column
 
    A tile is [heads, reps, rows, cols]: `reps` query heads share each key head, queries are row0 + 0..rows-1 and keys
    col0 + 0..cols-1, where col0 and cols are multiples of 16. Query i sees keys first[i]..i; all else becomes 0.
@@ -11,7 +13,7 @@
    softmax and the gate, and both passes evaluate the same expression on the same bits, so they see the same gates.
    Where max + b > HIGH, p may vanish while the gate is open, and the gate takes an exponential of its own.
    Formulas of the gradients and of the noise: ops/gated.py. Nothing depends on the number of threads. */
-#include "vector.h"
+#include "transpose.h"
 
 #include <math.h>
 
@@ -83,9 +85,10 @@ static inline void odds(const Row *row, vec s, vec p, int wide, vec *yes, vec *n
     }
 }
 
-static inline ivec is_open(const Row *row, vec s, vec chance, uvec word, int mode) {
+/* u < yes / (yes + no), without the rounding of a quotient */
+static inline ivec is_open(const Row *row, vec s, vec yes, vec whole, uvec word, int mode) {
     if (mode == HARD) return s + row->bias > all(0.0f);
-    return uniform(word) < chance;
+    return uniform(word) * whole < yes;
 }
 
 /* Where head `head` and row r of the tile find their numbers in arrays [b * h, t] */
@@ -124,9 +127,7 @@ static inline float largest(const float *s, int64_t from, int64_t to) {
         vec x = load(s + j);
         most = pick(x > most, x, most);
     }
-    float top = most[0];
-    for (int i = 1; i < W; i++) top = most[i] > top ? most[i] : top;
-    return top;
+    return highest(most);
 }
 
 static inline void clear_outside(const Row *row, float *s, int64_t cols) {
@@ -148,7 +149,7 @@ static inline __attribute__((always_inline)) Sums weigh(const Tile *a, const Row
     for (int64_t j = row->from; j < row->to; j += W) {
         vec x = load(s + j), p = exp_of(x - row->top), yes, no;
         odds(row, x, p, wide, &yes, &no);
-        vec chance = yes * (1.0f / (yes + no));
+        vec whole = yes + no, chance = yes * (1.0f / whole);
         expected += chance * reach;
         reach -= a->slope * W;
         if (mode == OPEN) {
@@ -163,7 +164,7 @@ static inline __attribute__((always_inline)) Sums weigh(const Tile *a, const Row
         }
         uvec word = mode == SAMPLED || a->words ? words(row, column) : (uvec){};
         column += (uint32_t)W * 0xC2B2AE3Du;
-        ivec open = is_open(row, x, chance, word, mode);
+        ivec open = is_open(row, x, yes, whole, word, mode);
         if (a->words) total += word & (uvec)open;
         vec kept = (vec)(open & (ivec)p);
         opened -= open;
@@ -171,14 +172,13 @@ static inline __attribute__((always_inline)) Sums weigh(const Tile *a, const Row
         closed += (vec)(~open & (ivec)p);
         store(s + j, kept);
     }
-    Sums sums = {.held = sum(held), .closed = sum(closed), .expected = sum(expected)};
-    for (int i = 0; i < W; i++) sums.words += total[i], sums.opened += opened[i];
-    if (mode == OPEN) sums.opened = (int32_t)(row->high - row->low);
-    return sums;
+    int32_t n = mode == OPEN ? (int32_t)(row->high - row->low) : isum(opened);
+    return (Sums){sum(held), sum(closed), sum(expected), (uint32_t)isum((ivec)total), n};
 }
 
-void gated_forward(const Tile *a, float *scores) {
-#pragma omp parallel for collapse(2) schedule(static) num_threads(a->threads) if (a->threads > 1)
+int64_t gated_forward(const Tile *a, float *scores) {
+    int64_t opened = 0;
+#pragma omp parallel for collapse(2) schedule(static) reduction(+ : opened) num_threads(a->threads) if (a->threads > 1)
     for (int64_t head = 0; head < a->heads * a->reps; head++)
         for (int64_t r = 0; r < a->rows; r++) {
             float *s = scores + (head * a->rows + r) * a->cols;
@@ -216,7 +216,9 @@ void gated_forward(const Tile *a, float *scores) {
             a->top[at] = row.top, a->expected[at] = sums.expected;
             a->opened[at] = sums.opened, a->leak[at] = a->sink ? 0 : sums.closed / whole;
             if (a->words) a->words[at] = sums.words;
+            opened += sums.opened;
         }
+    return opened;
 }
 
 static inline __attribute__((always_inline)) float differentiate(const Tile *a, const Row *row, int64_t at, float *s,
@@ -230,7 +232,7 @@ static inline __attribute__((always_inline)) float differentiate(const Tile *a, 
     for (int64_t j = row->from; j < row->to; j += W) {
         vec x = load(s + j), g = load(d + j), p = exp_of(x - row->top), yes, no;
         odds(row, x, p, wide, &yes, &no);
-        vec inverse = 1.0f / (yes + no), chance = yes * inverse, bell = chance * (no * inverse);
+        vec whole = yes + no, inverse = 1.0f / whole, bell = (yes * inverse) * (no * inverse);
         vec gate = reach * bell;
         reach -= step;
         vec share = p * norm;
@@ -240,7 +242,7 @@ static inline __attribute__((always_inline)) float differentiate(const Tile *a, 
         }
         uvec word = mode == SAMPLED || a->words ? words(row, column) : (uvec){};
         column += (uint32_t)W * 0xC2B2AE3Du;
-        ivec open = mode == OPEN ? (ivec)(x > all(-1e29f)) : is_open(row, x, chance, word, mode);
+        ivec open = mode == OPEN ? (ivec)(x > all(-1e29f)) : is_open(row, x, yes, whole, word, mode);
         if (a->words) total += word & (uvec)open;
         vec pull = share * g;
         if (mode != OPEN) {
@@ -258,7 +260,7 @@ static inline __attribute__((always_inline)) float differentiate(const Tile *a, 
         store(s + j, mode == OPEN ? share : (vec)(open & (ivec)share));
         store(d + j, sunk ? slide + gate : slide - share * delta + gate);
     }
-    for (int i = 0; i < W; i++) *checksum += total[i];
+    *checksum = (uint32_t)isum((ivec)total);
     return sum(dbias);
 }
 
@@ -288,28 +290,58 @@ void gated_backward(const Tile *a, float *scores, float *gradients) {
         }
 }
 
-/* weights [n, rows, cols], v [n, at least cols, width] whose n lie v_step floats apart, out [n, rows, width] */
-void gated_gather(const float *weights, const float *v, int64_t n, int64_t rows, int64_t cols, int64_t width,
-                  int64_t v_step, float *out, int threads) {
-    (void)threads;
-#pragma omp parallel for schedule(static) num_threads(threads) if (threads > 1)
-    for (int64_t at = 0; at < n * rows; at++) {
-        const float *w = weights + at * cols, *values = v + at / rows * v_step;
-        float *mixed = out + at * width;
-        memset(mixed, 0, width * 4);
-        for (int64_t j = 0; j < cols; j += W) {
-            ivec some = load(w + j) != all(0.0f);
-            int32_t any = 0;
-            for (int i = 0; i < W; i++) any |= some[i];
-            if (!any) continue;
-            for (int i = 0; i < W; i++) {
-                float x = w[j + i];
-                if (x == 0) continue;
-                const float *row = values + (j + i) * width;
-                int64_t l = 0;
-                for (; l + W <= width; l += W) store(mixed + l, load(mixed + l) + x * load(row + l));
-                for (; l < width; l++) mixed[l] += x * row[l];
+/* Is any of n weights, a multiple of 16, not zero? None is -0, so one that is not zero has a bit. */
+static inline __attribute__((always_inline)) int some(const float *w, int64_t n) {
+    ivec bits = {};
+    for (int64_t i = 0; i < n; i += W) bits |= (ivec)load(w + i);
+    uint64_t parts[W / 2], all = 0;
+    memcpy(parts, &bits, sizeof bits);
+    for (int i = 0; i < W / 2; i++) all |= parts[i];
+    return all != 0;
+}
+
+static inline void add(float *to, float x, const float *row, int64_t width) {
+    int64_t l = 0;
+    for (; l + W <= width; l += W) store(to + l, load(to + l) + x * load(row + l));
+    for (; l < width; l++) to[l] += x * row[l];
+}
+
+/* v [b * g, keys, width] and out [b * h, t, width] are whole; a row of nothing but closed edges reads no weight */
+void gated_gather(const Tile *a, const float *weights, const float *v, float *out, int64_t keys, int64_t width) {
+#pragma omp parallel for collapse(2) schedule(static) num_threads(a->threads) if (a->threads > 1)
+    for (int64_t head = 0; head < a->heads * a->reps; head++)
+        for (int64_t r = 0; r < a->rows; r++) {
+            const float *w = weights + (head * a->rows + r) * a->cols;
+            const float *values = v + ((a->head0 + head / a->reps) * keys + a->col0) * width;
+            int64_t at = place(a, head, r), end = a->opened[at] ? a->row0 + r + 1 - a->col0 : 0;
+            float *mixed = out + at * width, norm = a->norm[at];
+            memset(mixed, 0, width * 4);
+            for (int64_t j = 0; j < end; j += 16) {
+                if (j % 64 == 0 && j + 64 <= a->cols && !some(w + j, 64)) {
+                    j += 48;
+                    continue;
+                }
+                if (!some(w + j, 16)) continue;
+                int64_t found[16], n = 0;
+                for (int i = 0; i < 16; i++) found[n] = j + i, n += w[j + i] != 0;
+                for (int i = 0; i < n; i++) add(mixed, w[found[i]] * norm, values + found[i] * width, width);
             }
         }
-    }
+}
+
+void gated_settle(const Tile *a, const float *mixed, float *out, int64_t width) {
+#pragma omp parallel for collapse(2) schedule(static) num_threads(a->threads) if (a->threads > 1)
+    for (int64_t head = 0; head < a->heads * a->reps; head++)
+        for (int64_t r = 0; r < a->rows; r++) {
+            int64_t at = place(a, head, r);
+            const float *from = mixed + (head * a->rows + r) * width, norm = a->norm[at];
+            float *to = out + at * width;
+            for (int64_t l = 0; l < width; l++) to[l] = from[l] * norm;
+        }
+}
+
+void gated_turn(const float *x, int64_t n, int64_t rows, int64_t cols, float *out, int threads) {
+    (void)threads;
+#pragma omp parallel for schedule(static) num_threads(threads) if (threads > 1)
+    for (int64_t i = 0; i < n; i++) transpose(x + i * rows * cols, rows, cols, cols, out + i * rows * cols, rows);
 }

@@ -6,14 +6,13 @@ runs here is decided in `ops/dispatch.py`; gradients are put together in `ops/lo
 """
 
 import ctypes
-from typing import get_args
 
 import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
 
-from clearhead.ops.gated import Mode
-from clearhead.ops.gated_tiles import Rows, Setting, Tile
+from clearhead.ops.c.gated import GatedPass
+from clearhead.ops.gated_tiles import Rows, Setting
 from clearhead.ops.rotation import Rotation
 
 
@@ -26,18 +25,6 @@ class _Attention(ctypes.Structure):
         ("scale", ctypes.c_float),
         ("threads", ctypes.c_int32),
         *[(name, ctypes.c_void_p) for name in ("q", "k", "v", "cos", "sin", "sink")],
-    ]
-
-
-class _Tile(ctypes.Structure):
-    """`Tile` of gated.c."""
-
-    _fields_ = [
-        *[(name, ctypes.c_int64) for name in ("heads", "reps", "rows", "cols", "head0", "row0", "col0", "t", "groups")],
-        *[(name, ctypes.c_int32) for name in ("mode", "exact", "threads")],
-        ("slope", ctypes.c_float),
-        *[(name, ctypes.c_void_p) for name in ("bias", "sink", "keys", "first", "top", "norm", "words", "lse")],
-        *[(name, ctypes.c_void_p) for name in ("expected", "leak", "opened", "delta", "price", "dbias")],
     ]
 
 
@@ -110,21 +97,16 @@ class Kernels:
         self._check(run(ctypes.byref(arguments), *sources, ctypes.c_int64(n_entries), *results))
         return dq, dk, dv, None if dsink is None else dsink.sum(0)
 
-    def gated_forward(self, setting: Setting, rows: Rows, tile: Tile, scores: Tensor) -> None:
-        """One tile's scores -> weights, in place, and the rows' sums."""
-        self._library.gated_forward(ctypes.byref(_tile(setting, tile, rows)), _pointer(scores))
+    def gated(self, setting: Setting, rows: Rows) -> GatedPass:
+        """The elementwise work of one pass of gated attention."""
+        return GatedPass(self._library, setting, rows)
 
-    def gated_backward(self, setting: Setting, rows: Rows, tile: Tile, scores: Tensor, gradients: Tensor) -> None:
-        """One tile's scores -> M P and G -> dS, in place, and the rows' share of the bias' gradient."""
-        self._library.gated_backward(ctypes.byref(_tile(setting, tile, rows)), _pointer(scores), _pointer(gradients))
-
-    def gated_gather(self, weights: Float[Tensor, "n i j"], v: Float[Tensor, "n j d"]) -> Float[Tensor, "n i d"]:
-        """The product weights · v, reading only the rows of v that have a weight; v need not be dense along n."""
-        out = weights.new_empty(*weights.shape[:2], v.shape[2])
-        sizes = (ctypes.c_int64(x) for x in (*weights.shape, v.shape[2], v.stride(0)))
-        pointers = _pointer(weights), _pointer(v)
-        self._library.gated_gather(*pointers, *sizes, _pointer(out), ctypes.c_int(torch.get_num_threads()))
-        return out
+    def turned(self, x: Float[Tensor, "n i d"]) -> Float[Tensor, "n d i"]:
+        """The transposes, laid out: products with them are faster than with x read across."""
+        turned = x.new_empty(x.shape[0], x.shape[2], x.shape[1])
+        sizes = (ctypes.c_int64(size) for size in x.shape)
+        self._library.gated_turn(_pointer(x), *sizes, _pointer(turned), ctypes.c_int(torch.get_num_threads()))
+        return turned
 
     def _call(self, name: str, *arguments: Tensor | int) -> None:
         given = [
@@ -159,12 +141,3 @@ def _attention(
         *(x.data_ptr() for x in keep),
     )
     return arguments, keep
-
-
-def _tile(setting: Setting, tile: Tile, rows: Rows) -> _Tile:
-    n0, n1, i0, i1, j0, j1 = tile
-    sizes = (n1 - n0, rows.top.shape[1], i1 - i0, j1 - j0, n0, i0, j0, rows.top.shape[2], setting.groups)
-    how = (get_args(Mode).index(setting.mode), int(setting.exact), torch.get_num_threads(), setting.slope)
-    arrays = (setting.bias, setting.sink, setting.keys, setting.first, rows.top, rows.norm, rows.words, rows.lse)
-    arrays += (rows.expected, rows.leak, rows.opened, rows.delta, rows.price, rows.dbias)
-    return _Tile(*sizes, *how, *(None if x is None else x.data_ptr() for x in arrays))

@@ -29,10 +29,37 @@ static inline void store(float *p, vec x) { *(vec *)p = x; }
 static inline vec all(float x) { return x - (vec){}; }
 static inline vec pick(ivec mask, vec yes, vec no) { return (vec)((mask & (ivec)yes) | (~mask & (ivec)no)); }
 
+typedef float vec4 __attribute__((vector_size(16), aligned(4), may_alias));
+typedef int32_t ivec4 __attribute__((vector_size(16), aligned(4), may_alias));
+
+/* by quarters: a chain of W additions would take longer than a short row's other work */
 static inline float sum(vec x) {
-    float s = 0;
-    for (int i = 0; i < W; i++) s += x[i];
-    return s;
+    float parts[W];
+    store(parts, x);
+    vec4 s = *(vec4 *)parts;
+    for (int i = 4; i < W; i += 4) s += *(vec4 *)(parts + i);
+    return (s[0] + s[1]) + (s[2] + s[3]);
+}
+
+static inline int32_t isum(ivec x) {
+    int32_t parts[W];
+    *(ivec *)parts = x;
+    ivec4 s = *(ivec4 *)parts;
+    for (int i = 4; i < W; i += 4) s += *(ivec4 *)(parts + i);
+    return s[0] + s[1] + s[2] + s[3];
+}
+
+static inline float highest(vec x) {
+    float parts[W];
+    store(parts, x);
+    vec4 s = *(vec4 *)parts;
+    for (int i = 4; i < W; i += 4) {
+        vec4 y = *(vec4 *)(parts + i);
+        ivec4 more = y > s;
+        s = (vec4)((more & (ivec4)y) | (~more & (ivec4)s));
+    }
+    float low = s[0] > s[1] ? s[0] : s[1], high = s[2] > s[3] ? s[2] : s[3];
+    return low > high ? low : high;
 }
 
 /* e^x for x <= 88, to about 2 units in the last place; below -87 it is 0, NaN stays NaN */
