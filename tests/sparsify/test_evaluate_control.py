@@ -20,7 +20,7 @@ TOKENS = torch.randint(5, 1000, (4, 32), generator=torch.Generator().manual_seed
 
 
 def test_the_dense_control_is_measured_with_all_gates_open(models):
-    found = evaluate_control(*models, TOKENS, None, prompts=4)
+    found = evaluate_control(models[0], models[1], TOKENS, None, prompts=4)
     assert found["ce"]["control"] == pytest.approx(found["ce"]["base"], rel=1e-5)
     assert found["edges"] == {"share": 1.0, "per_query": 16.5}
     assert found["induction"]["control"] == pytest.approx(found["induction"]["base"], rel=1e-3)

@@ -50,7 +50,7 @@ def test_listed_are_the_weights_that_multiply_the_values(models):
             pattern = runner.run(tokens, read=[f"pattern.{layer}"])[f"pattern.{layer}"][0]
             for head, rows in enumerate(listed[name]):
                 for query, row in enumerate(rows):
-                    pairs = dict(map(int, edge.split(":")) for edge in row.split())
+                    pairs = {int(key): int(weight) for key, _, weight in (edge.partition(":") for edge in row.split())}
                     kept = (pattern[head, query] > 0) & (pattern[head, query] >= least)
                     assert sorted(pairs) == torch.nonzero(kept)[:, 0].tolist()
                     assert all(

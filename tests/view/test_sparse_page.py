@@ -1,6 +1,7 @@
 """The pages of a sparse model and of several: what they hold, what they say, and that a browser takes them."""
 
 import json
+from typing import Any
 
 import pytest
 
@@ -221,7 +222,8 @@ def test_a_training_to_a_fixed_loss_shows_losses_and_not_rises(numbers, read, tm
 
 
 def test_heads_are_coloured_by_logarithm_and_closed_ones_are_at_the_bottom():
-    (heat,) = sparse_figures.heads([0, 1], [[100.0, 1.0], [0.0, 0.5]]).data
+    figure: Any = sparse_figures.heads([0, 1], [[100.0, 1.0], [0.0, 0.5]])
+    (heat,) = figure.data
     assert (
         heat.z == ([2.0, 0.0], [-2.0, pytest.approx(-0.301, abs=1e-3)]) or [list(row) for row in heat.z][1][0] == -2.0
     )
@@ -231,7 +233,7 @@ def test_heads_are_coloured_by_logarithm_and_closed_ones_are_at_the_bottom():
 def test_a_few_outliers_leave_the_chart_and_the_limit_stays_in_it():
     values = [0.01] * 300 + [5.0]
     places = list(range(301))
-    figure = sparse_figures.training_rise((places, values), ([0], [0.0]), 0.03, None, "nats")
+    figure: Any = sparse_figures.training_rise((places, values), ([0], [0.0]), 0.03, None, "nats")
     low, high = figure.layout.yaxis.range
     assert low < 0.0 + 0.01 and 0.03 < high < 0.1
 
@@ -242,7 +244,7 @@ def test_shares_and_differences_are_written_for_a_reader():
 
 
 def point(run, kind="none", **values):
-    known = dict(
+    known: dict[str, Any] = dict(
         zip(Point._fields, (run, kind, 0.03, 0, 1000, 4.0, 0.1, 0.02, 0.03, 0.1, 0.2, 0.05, 0.04), strict=True)
     )
     if kind != "none":

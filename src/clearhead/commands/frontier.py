@@ -111,7 +111,7 @@ def point_of(run: Path, evaluation: Numbers) -> Point:
 def print_table(points: Sequence[Point]) -> None:
     """A line for every run."""
     head = ("run", "kind", "tolerance", "seed", "edges/query", "share", "rise", "base, top of row", "base, top of head")
-    lines = [head]
+    lines: list[tuple[str, ...]] = [head]
     for point in points:
         oracles = [getattr(point, name) for name in ORACLES]
         kind = "sparse" if point.kind == "none" else point.kind
