@@ -219,3 +219,13 @@ def test_gates_are_installed_once_and_never_with_dropout():
     dropping.hf.train()
     with pytest.raises(ClearheadError, match="dropout"):
         dropping.hf(torch.ones(1, 4, dtype=torch.int64))
+
+
+def test_caches_and_modes_that_decoding_does_not_know_are_refused():
+    model = gated("llama")
+    tokens = tiny_tokens()[:1, :5]
+    how = {"max_new_tokens": 3, "do_sample": False, "pad_token_id": 0, "eos_token_id": None}
+    with pytest.raises(ClearheadError, match="static"):
+        model.hf.generate(tokens, cache_implementation="static", **how)
+    with find_gates(model.hf).opened(), pytest.raises(ClearheadError, match="whole sequences"):
+        model.hf.generate(tokens, **how)

@@ -171,6 +171,8 @@ def test_what_cannot_be_continued_is_refused(short, monkeypatch):
     posttrain(short)
     with pytest.raises(ClearheadError, match="seed"):
         posttrain(dataclasses.replace(short, seed=1))
+    with pytest.raises(ClearheadError, match="trained for more than --tokens 768"):
+        posttrain(dataclasses.replace(short, tokens=6 * 128))
     with pytest.raises(ClearheadError, match="already holds a run"):
         posttrain(dataclasses.replace(short, resume=False))
     plain = posttrain_module.build

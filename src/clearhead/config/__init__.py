@@ -5,7 +5,7 @@ heads, context) is derived when the verb runs and is no option; None means "deri
 Nothing here loads torch or transformers or touches a file.
 """
 
-from clearhead.config.bench import BenchLorsa, BenchSpectral, BenchZPattern
+from clearhead.config.bench import BenchGated, BenchLorsa, BenchSpectral, BenchZPattern
 from clearhead.config.frontier import Frontier
 from clearhead.config.lorsa import (
     Activation,
@@ -46,6 +46,7 @@ VERBS: dict[str, type[Verb]] = {
         SpectralSweep,
         SpectralToy,
         SpectralTrace,
+        BenchGated,
         BenchLorsa,
         BenchSpectral,
         BenchZPattern,
@@ -60,6 +61,7 @@ __all__ = [
     "Analyze",
     "Architecture",
     "Basis",
+    "BenchGated",
     "BenchLorsa",
     "BenchSpectral",
     "BenchZPattern",

@@ -98,3 +98,31 @@ class BenchSpectral(Verb):
         """Counts are positive."""
         self._positive("context", "blocks", "repeats", "threads")
         self._refuse(self.context < 2, "context", "a query needs at least 2 keys to choose from")
+
+
+@dataclass(frozen=True, kw_only=True)
+class BenchGated(Verb):
+    """Time gated attention beside dense attention, with its memory and the error of its gradients."""
+
+    verb: ClassVar[str] = "bench gated"
+
+    batch: int = 2
+    """Sequences."""
+    heads: int = 12
+    """Heads."""
+    context: int = 1024
+    """Tokens per sequence."""
+    width: int = 64
+    """Width of a head."""
+    device: str = "cpu"
+    """cpu (float32, CPU time), or a CUDA device (bfloat16, elapsed time), whose kernels are checked first."""
+    repeats: int = 5
+    """Timed steps of each form, in turns; medians are reported."""
+    threads: int = 1
+    """Threads on the CPU."""
+    out: Path = Path("benchmarks")
+    """Directory of the report, named by date and machine."""
+
+    def validate(self) -> None:
+        """Counts are positive."""
+        self._positive("batch", "heads", "context", "width", "repeats", "threads")

@@ -316,6 +316,10 @@ def attend_gated(
     queries, keys = query.shape[2], key.shape[2]
     if queries == keys:
         z = gate.attend(query, key, value, scale=scale, first=first)
+    elif gate.control.mode != "hard":
+        raise ClearheadError(
+            f"gates in mode {gate.control.mode!r} work on whole sequences; generate with use_cache=False or hard gates"
+        )
     else:
         z = _decode(gate, query, key, value, scale, first)
     return z.transpose(1, 2).contiguous(), None
@@ -336,6 +340,11 @@ def first_visible(mask: Tensor | None, queries: int, keys: int) -> Int[Tensor, "
     seen = (mask if mask.dtype == torch.bool else mask == 0)[:, 0, :, :keys]
     place = torch.arange(keys - queries, keys, device=mask.device)
     real = seen.gather(-1, place[None, :, None].expand(len(seen), -1, 1))[..., 0]
+    if queries < keys and bool((~real & seen.any(-1)).any()):
+        raise ClearheadError(
+            "edge gates need a cache that ends with the newest query; this one has empty places behind it (a static "
+            "cache): leave out cache_implementation"
+        )
     first = torch.where(real, seen.int().argmax(-1), place + 1)
     span = (place - first + 1).clamp_min(0)
     if not torch.equal(torch.where(real, seen.sum(-1), 0), torch.where(real, span, 0)):

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from clearhead.model.access import Model
 
 HALVINGS = 40
+LONGEST = 512
+"""Tokens of a block that are looked at."""
 LOW, HIGH = -60.0, 60.0
 
 
@@ -34,19 +36,17 @@ def mean_loss(model: "Model", blocks: Int64[Tensor, "n t"], batch: int = 16) -> 
 @torch.no_grad()
 def opening_bias(model: "Model", gates: Gates, blocks: Int64[Tensor, "n t"], kept: float) -> Float[Tensor, "l h"]:
     """For every layer and head the bias at which the gates let `kept` of its softmax mass through on these blocks."""
-    scores: dict[int, list[Tensor]] = {layer: [] for layer in gates.layers}
-    mass: dict[int, list[Tensor]] = {layer: [] for layer in gates.layers}
-    read = [f"{site}.{layer}" for layer in gates.layers for site in ("scores", "pattern")]
-    for block in blocks.split(1):
-        with gates.opened():
-            run = model.run(block.to(model.device), read=read)
-        seen = torch.ones(block.shape[1], block.shape[1], dtype=torch.bool, device=model.device).tril()
-        for layer in gates.layers:
-            scores[layer].append(run[f"scores.{layer}"][0, :, seen].float())
-            mass[layer].append(run[f"pattern.{layer}"][0, :, seen].float())
-    return torch.stack(
-        [_bisect(torch.cat(scores[layer], 1), torch.cat(mass[layer], 1), kept) for layer in gates.layers]
-    )
+    found = []
+    for layer in gates.layers:  # one at a time: what is laid out grows with the square of the sequence
+        scores, mass = [], []
+        for block in blocks[:, :LONGEST].split(1):
+            with gates.opened():
+                run = model.run(block.to(model.device), read=[f"scores.{layer}", f"pattern.{layer}"])
+            seen = torch.ones(block.shape[1], block.shape[1], dtype=torch.bool, device=model.device).tril()
+            scores.append(run[f"scores.{layer}"][0, :, seen].float())
+            mass.append(run[f"pattern.{layer}"][0, :, seen].float())
+        found.append(_bisect(torch.cat(scores, 1), torch.cat(mass, 1), kept))
+    return torch.stack(found)
 
 
 def _bisect(scores: Float[Tensor, "h n"], mass: Float[Tensor, "h n"], kept: float) -> Float[Tensor, " h"]:

@@ -63,14 +63,19 @@ def posttrain(config: Sparsify) -> dict[str, Any]:
     main = accelerator.is_main_process
     with run if main else contextlib.nullcontext():
         refuse_other_run(run.path, config, resume=config.resume, immaterial=IMMATERIAL)
+        done = [int(folder.name.removeprefix("step-")) for folder in list_checkpoints(run.path)]
+        if max(done, default=0) > config.steps():
+            raise ClearheadError(
+                f"{run.path} has been trained for more than --tokens {config.tokens}; give more, or another --out"
+            )
         prepared = prepare(config, str(accelerator.device))
         source, blocks = open_text(config, prepared.model)
         check_source(source, config.batch_tokens // config.context, accelerator.num_processes)
         held_out = open_held_out(config, prepared.model)
+        rates = rates_of(config)
+        fresh = not done
         if main:
             run.write_config(config.to_dict())
-        rates = rates_of(config)
-        fresh = not list_checkpoints(run.path)
         start = begin(config, prepared, source, held_out, fresh=fresh)
         geco, task = build(config, prepared, start, rates, accelerator.process_index, accelerator.num_processes)
         watch = Watch(

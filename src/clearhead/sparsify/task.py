@@ -72,6 +72,10 @@ def prepare(config: Sparsify, device: str) -> Prepared:
         for parameter in gates.parameters():
             parameter.requires_grad_(True)
         trained += gates.parameters()
+    if config.control != "none":  # its gates are not learned, and parameters out of the graph stop several processes
+        for parameter in gates.parameters():
+            parameter.requires_grad_(False)
+        trained = [parameter for parameter in trained if parameter.requires_grad]
     hf.eval()  # dropout is off throughout: the base has none when it is measured
 
     @torch.no_grad()
