@@ -30,7 +30,7 @@ def test_a_run_leaves_models_numbers_and_a_page_and_more_seeds_continue_it(tmp_p
     summary = json.loads((out / "summary.json").read_text())
     seed = summary["seeds"][0]
     assert seed["random"]["trained"]["exact_match"] >= 0 and seed["random"]["same_weights"]["largest"] >= 0
-    assert {row["layer"] for row in seed["classes"]} == {0} and len(seed["reading"]) == 6
+    assert {row["layer"] for row in seed["classes"]} == {0} and len(seed["reading"]) == 9
     assert summary["largest_edge_share"] == seed["sparse"]["edge_share"]
 
     code, shown, _ = run(capsys, "--seeds", "2", "--out", str(out))

@@ -3,9 +3,19 @@
 import pytest
 import torch
 
-from clearhead.data.addition import ANSWER, addition
-from clearhead.sparsify.addition_edges import open_edges, predict
-from clearhead.sparsify.addition_reading import HELD, conclude, measure_reading, other_sums, read_elsewhere
+from clearhead.data.addition import ANSWER, Addition, addition
+from clearhead.sparsify.addition_edges import INPUTS, open_edges, predict
+from clearhead.sparsify.addition_reading import (
+    CHANGES,
+    HELD,
+    SOURCES,
+    conclude,
+    explained_by_carry,
+    measure_reading,
+    other_sums,
+    read_elsewhere,
+    read_places,
+)
 from tests.sparsify.adding_models import few_sums, sparse_adder
 
 
@@ -57,8 +67,8 @@ def test_a_place_with_no_open_edge_to_a_pair_stays_whatever_the_pair_is():
     model, sums = sparse_adder(bias=-1e4), few_sums()
     own = predict(model, sums)
     rows = measure_reading(model, sums, open_edges(model, sums))
-    assert [(row["digit"], row["pair"]) for row in rows] == [
-        (digit, pair) for digit in ("c2", "c1", "c0") for pair in ("tens", "units")
+    assert [(row["digit"], row["source"]) for row in rows] == [
+        (digit, source) for digit in ("c2", "c1", "c0") for source in SOURCES
     ]
     for row in rows:
         assert row["per_sum_by_layer"] == [0.0, 0.0] and row["open"] == {"no_carry": 0.0, "carry": 0.0}
@@ -66,6 +76,7 @@ def test_a_place_with_no_open_edge_to_a_pair_stays_whatever_the_pair_is():
         right = (own == sums.tokens[:, ANSWER])[:, column]
         carry = sums.carries[:, 0]
         assert row["closed"]["carry"] == float(right[carry].double().mean())
+        assert row["explained_by_carry"] is None
     changes = {(row["digit"], change): found for row in rows for change, found in row["changes"].items()}
     # no such sums: c1 changes with every other carry, and the tens never change c0
     assert changes["c1", "units, other carry"]["stays"] is None and changes["c0", "tens"]["follows"] is None
@@ -73,26 +84,54 @@ def test_a_place_with_no_open_edge_to_a_pair_stays_whatever_the_pair_is():
     assert changes["c0", "tens"]["stays"] == float(right.double().mean())
 
 
+def test_the_carry_s_share_of_what_is_received_is_that_of_the_layers_outputs():
+    model, sums = sparse_adder(), few_sums()
+    found = explained_by_carry(model, sums, 6, list(range(7)))
+    run = model.run(sums.tokens[:, :-1], read=["attn_out.*"], path="eager")
+    received = torch.cat([run[f"attn_out.{layer}"][:, 6] for layer in (0, 1)], dim=1).double()
+    within = received.clone()
+    for carry in (False, True):
+        within[sums.carries[:, 0] == carry] -= received[sums.carries[:, 0] == carry].mean(0)
+    assert found == pytest.approx(1 - float(within.square().sum() / (received - received.mean(0)).square().sum()))
+    assert found is not None and 0 < found < 1
+
+
+def test_a_place_that_sees_nothing_but_the_carry_receives_nothing_else():
+    sums = few_sums()
+    tokens = sums.tokens.clone()
+    tokens[:, 0] = sums.carries[:, 0].long()  # the first token tells the carry, and its place reads no other
+    told = Addition(tokens, sums.carries, sums.cascades)
+    assert explained_by_carry(sparse_adder(bias=1e4), told, 0, [0]) == pytest.approx(1.0)
+
+
+def test_gathered_units_may_be_anywhere_before_but_at_the_tens():
+    assert [INPUTS[key] for key in read_places("units, gathered", 6)] == ["a0", "+", "b0", "="]
+    assert [INPUTS[key] for key in read_places("tens", 6)] == ["a1", "b1"]
+    assert [INPUTS[key] for key in read_places("units", 6)] == ["a0", "b0"]
+
+
 def made_up(value: float) -> list[dict]:
     both = {"follows": value, "stays": value}
     return [
-        {"digit": digit, "changes": {change: both}}
-        for digit, change in (
-            ("c0", "units, same carry"),
-            ("c0", "tens"),
-            ("c1", "tens"),
-            ("c1", "units, same carry"),
-            ("c1", "units, other carry"),
-        )
+        {
+            "digit": digit,
+            "source": source,
+            "changes": {change: both for change in changes},
+            "explained_by_carry": value,
+        }
+        for digit in ("c1", "c0")
+        for source, changes in (("tens", CHANGES[:1]), ("units", CHANGES[1:]), ("units, gathered", CHANGES[1:]))
     ]
 
 
 def test_a_statement_holds_where_all_of_its_numbers_do():
-    assert [claim["held"] for claim in conclude(made_up(HELD))] == [True, True, True]
+    assert [claim["held"] for claim in conclude(made_up(HELD))] == [True] * 5
     rows = made_up(1.0)
-    rows[4]["changes"] = {"units, other carry": {"follows": 0.5, "stays": None}}
+    rows[1]["changes"] = dict.fromkeys(CHANGES[1:], {"follows": 0.5, "stays": None})
     claims = conclude(rows)
-    assert [claim["held"] for claim in claims] == [True, True, False]
-    assert claims[2]["numbers"]["follows_the_other_carry"] == 0.5
-    rows[1]["changes"] = {"tens": {"follows": None, "stays": None}}
+    assert [claim["held"] for claim in claims] == [True, True, True, False, True]
+    assert claims[3]["numbers"] == {"follows_the_other_carry": 0.5}
+    rows[2]["explained_by_carry"] = 0.3  # it uses the carry only, and receives more
+    assert [claim["held"] for claim in conclude(rows)] == [True, True, True, False, False]
+    rows[3]["changes"] = {"tens": {"follows": None, "stays": None}}
     assert not conclude(rows)[0]["held"]

@@ -56,7 +56,7 @@ def test_the_page_holds_every_head_and_map_of_every_seed(page, studies):
     torch.testing.assert_close(torch.tensor(maps["any_head"]), studies[1].any_head, atol=1e-4, rtol=0)
     torch.testing.assert_close(torch.tensor(maps["dense"]), studies[1].dense, atol=1e-4, rtol=0)
     assert index["seeds"][0]["sparse"]["edges_per_sum"] == 36.0
-    assert [len(seed["reading"]) for seed in index["seeds"]] == [6, 6]
+    assert [len(seed["reading"]) for seed in index["seeds"]] == [9, 9]
     assert index["seeds"][0]["random"]["trained"]["exact_match"] == 0.125
     assert index["seeds"][1]["random"]["trained"] is None
     for chart in index["charts"]:
@@ -74,7 +74,7 @@ def test_the_page_opens_without_a_network_and_without_errors(browser, page, stud
     assert drawn == int((studies[0].any_head[0] >= 0.02).sum())
     first = studies[0].edges[0, 0, 0]
     assert tab.locator(".edge-map").nth(0).locator(".open").count() == int((first >= 5e-5).sum())
-    assert len(visit.texts(".statements li")) == 3
+    assert len(visit.texts(".statements li")) == 5
     titles = visit.texts(".panel > h3")
     for title in ("What each digit rests on", "Without one kind of edge", "Accuracy by carries", "Seeds and controls"):
         assert any(shown.startswith(title) for shown in titles), title

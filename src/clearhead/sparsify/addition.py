@@ -201,7 +201,7 @@ def train_sparse(config: SparsifyToy, seed: int, dense: Path, folder: Path, like
             observe=watch,
         )
         best.restore()
-        summary = _spent(result, begun)
+        summary: dict[str, Any] = {**_spent(result, begun)}
         if rates is None:
             right, share = measure(hf, held_out.tokens, gates.hard())
             summary |= {"exact_match": right, "edge_share": share, "kept_step": best.step, "within": best.within}

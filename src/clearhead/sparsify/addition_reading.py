@@ -12,8 +12,15 @@ one that does not stays. The other sums differ from a sum in one thing:
     units, same carry   other units pair and another c0, the same carry
     units, other carry  other units pair with the other carry; for c1 only where a1 + b1 ≠ 9, as c2 would contradict it
 
-So "the units pair is read by the place that predicts the tens, for the carry only" says: c1 stays under the second and
-becomes the other sum's under the third. The other test is to close all edges from p to K (addition_edges.py).
+A model may gather the units pair at one place and read it there from another, so that pair is also tested wherever it
+can have been gathered: all places before p but the tens pair. "Of the units pair the tens use the carry only" says: c1
+stays under the second change and becomes the other sum's under the third. What p uses may be less than it receives. How
+much of that, as a vector, is the carry:
+
+    m = Σ_heads Σ_j∈K A_pj v_j W_O, of all layers one after another
+    explained = 1 − Σ |m − mean of its carry|² / Σ |m − mean|²        sums over sums
+
+The other test is to close all edges from p to K (addition_edges.py).
 """
 
 from typing import Any, Literal
@@ -28,9 +35,11 @@ from clearhead.model.run import Edit, Run
 from clearhead.sparsify.addition import FIRST
 from clearhead.sparsify.addition_edges import DIGITS, INPUTS, predict, share
 
-PAIRS = {"tens": ("a1", "b1"), "units": ("a0", "b0")}
+TENS, UNITS = ("a1", "b1"), ("a0", "b0")
+SOURCES = ("tens", "units", "units, gathered")
+"""What a place may rest on: a pair, read at its own places, or the units pair wherever it was gathered."""
 Change = Literal["tens", "units, same carry", "units, other carry"]
-CHANGES: dict[str, tuple[Change, ...]] = {"tens": ("tens",), "units": ("units, same carry", "units, other carry")}
+CHANGES: tuple[Change, ...] = ("tens", "units, same carry", "units, other carry")
 HELD = 0.95
 """Share of sums from which on a statement about reading counts as held."""
 
@@ -87,28 +96,57 @@ def _mix(layer: int, v: Tensor, place: int, keys: list[int]) -> Edit:
     return edit
 
 
+def read_places(source: str, place: int) -> list[int]:
+    """The places K of a source, for what `place` reads; all lie before it."""
+    if source == "units, gathered":
+        return [key for key in range(place) if INPUTS[key] not in TENS]
+    return [INPUTS.index(key) for key in (TENS if source == "tens" else UNITS)]
+
+
+@torch.no_grad()
+def explained_by_carry(model: Model, sums: Addition, place: int, keys: list[int]) -> float | None:
+    """Share of the variance of what `place` receives from `keys` that the carry makes; None where it receives nothing.
+
+    See the module for the formula.
+    """
+    layers = model.attention_layers
+    read = [f"{site}.{layer}" for layer in layers for site in ("v", "pattern")]
+    run = model.run(sums.tokens[:, :-1], read=read)
+    parts = []
+    for layer in layers:
+        pattern, v = run[f"pattern.{layer}"][:, :, place, keys], run[f"v.{layer}"][:, :, keys]
+        parts.append(torch.einsum("nhk,nhkd,hde->ne", pattern, v, model.weights(layer).W_O))
+    received = torch.cat(parts, dim=1).double()
+    total = (received - received.mean(0)).square().sum()
+    if total == 0:
+        return None
+    groups = [received[sums.carries[:, 0] == carry] for carry in (False, True)]
+    return 1 - float(sum((group - group.mean(0)).square().sum() for group in groups) / total)
+
+
 def measure_reading(model: Model, sums: Addition, opened: Bool[Tensor, "n l h q k"]) -> list[dict[str, Any]]:
-    """For every digit and pair: the edges from the digit's place to the pair, what closing them and reading other does.
+    """For every digit and source: the edges from the digit's place to it, what closing them and reading elsewhere does.
 
     per_sum_by_layer     open edges per sum
     open                 share of sums that open any of them, without and with a carry from the units
     closed               accuracy of the digit without these edges, without and with a carry from the units
     changes              by change: share that becomes the other sum's digit where that is another (`follows`), and that
                          stays where it is the same (`stays`); None where there are no such sums
+    explained_by_carry   of the variance of what is received
     """
     carry = sums.carries[:, 0]
     rows = []
     for digit, name in enumerate(DIGITS):
         place = FIRST + digit
         own = sums.tokens[:, ANSWER][:, digit]
-        for pair, places in PAIRS.items():
-            keys = [INPUTS.index(key) for key in places]
+        for source in SOURCES:
+            keys = read_places(source, place)
             closed = torch.zeros_like(opened[0])
             closed[:, :, place, keys] = True
             right = predict(model, sums, closed)[:, digit] == own
             used = opened[:, :, :, place, keys]
             changes: dict[str, dict[str, float | None]] = {}
-            for change in CHANGES[pair]:
+            for change in CHANGES[:1] if source == "tens" else CHANGES[1:]:
                 others = other_sums(sums, change, digit)
                 found = read_elsewhere(model, sums, others, place, keys).argmax(-1)
                 fair = ~sums.cascades if change == "units, other carry" and name == "c1" else torch.ones_like(carry)
@@ -121,19 +159,21 @@ def measure_reading(model: Model, sums: Addition, opened: Bool[Tensor, "n l h q 
                 {
                     "digit": name,
                     "place": INPUTS[place],
-                    "pair": pair,
+                    "source": source,
                     "per_sum_by_layer": used.double().sum((2, 3)).mean(0).tolist(),
                     "open": _apart(used.flatten(1).any(1), carry),
                     "closed": _apart(right, carry),
                     "changes": changes,
+                    "explained_by_carry": explained_by_carry(model, sums, place, keys),
                 }
             )
     return rows
 
 
 def conclude(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Three statements about what is read, each with its numbers and whether all of them reach `HELD`."""
-    changes = {(row["digit"], change): found for row in rows for change, found in row["changes"].items()}
+    """Five statements about what is read, each with its numbers and whether all of them reach `HELD`."""
+    changes = {(row["digit"], row["source"], change): found for row in rows for change, found in row["changes"].items()}
+    explained = {(row["digit"], row["source"]): row["explained_by_carry"] for row in rows}
 
     def statement(text: str, **numbers: float | None) -> dict[str, Any]:
         held = all(value is not None and value >= HELD for value in numbers.values())
@@ -141,18 +181,26 @@ def conclude(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
     return [
         statement(
-            "The units digit is made of the units pair, read at its own place, and not of the tens pair.",
-            follows_other_units=changes["c0", "units, same carry"]["follows"],
-            stays_under_other_tens=changes["c0", "tens"]["stays"],
+            "The units digit is made of the units pair, read at its own places, and not of the tens pair.",
+            follows_other_units=changes["c0", "units", "units, same carry"]["follows"],
+            stays_under_other_tens=changes["c0", "tens", "tens"]["stays"],
         ),
         statement(
-            "The tens digit is made of the tens pair, read at its own place.",
-            follows_other_tens=changes["c1", "tens"]["follows"],
+            "The tens digit is made of the tens pair, read at its own places.",
+            follows_other_tens=changes["c1", "tens", "tens"]["follows"],
         ),
         statement(
-            "The place that predicts the tens digit reads the units pair for the carry only.",
-            stays_under_other_units_of_the_same_carry=changes["c1", "units, same carry"]["stays"],
-            follows_the_other_carry=changes["c1", "units, other carry"]["follows"],
+            "Of the units pair, the place that predicts the tens digit uses the carry only.",
+            stays_under_other_units_of_the_same_carry=changes["c1", "units, gathered", "units, same carry"]["stays"],
+            follows_the_other_carry=changes["c1", "units, gathered", "units, other carry"]["follows"],
+        ),
+        statement(
+            "It reads the carry at the units pair itself, not at a place that has gathered it.",
+            follows_the_other_carry=changes["c1", "units", "units, other carry"]["follows"],
+        ),
+        statement(
+            "What it receives of the units pair is the carry already, and no digits.",
+            variance_explained_by_the_carry=explained["c1", "units, gathered"],
         ),
     ]
 

@@ -36,13 +36,15 @@ HELP: dict[str, str] = {
     ),
     "dense_map": "Mean attention of the same head of the dense model, before its edges were closed.",
     "reading": (
-        "The place that predicts a digit, and what it reads of the pairs of digits. Closed: accuracy of the digit with "
-        "all edges from that place to the pair closed. Other sums: the place reads the pair from another sum instead, "
-        "and its prediction follows (becomes the other sum's digit, where that is another) or stays (where it is the "
-        "same)."
+        "The place that predicts a digit, and where it reads the pairs of digits: at their own places, or the units "
+        "wherever they can have been gathered (all earlier places but a₁ and b₁). Other sums: the place reads there "
+        "from another sum instead, and its prediction follows (becomes the other sum's digit, where that is another) "
+        "or stays (where it is the same)."
     ),
+    "by_layer": "Open edges from this place to those it reads, in one sum, over all heads: layer and number.",
     "opens": "Share of sums in which at least one of these edges is open, without and with a carry from the units.",
     "closed": "Accuracy of this digit with these edges closed, without and with a carry from the units.",
+    "explained": "Share of the variance of what is received through these edges that the carry from the units makes.",
     "tens": "Another tens pair with another c₁ and the same c₂; for c₂ another c₂.",
     "units, same carry": "Another units pair with another c₀ and the same carry.",
     "units, other carry": "Another units pair with the other carry; for c₁ only sums whose tens do not add up to 9.",
@@ -73,7 +75,7 @@ def write_addition_page(
             "help": HELP,
             "title": str(about["model"]),
             "places": list(INPUTS),
-            "changes": [change for changes in CHANGES.values() for change in changes],
+            "changes": list(CHANGES),
             "visible": PAIRS * studies[0].edges.shape[1] * studies[0].edges.shape[2],
             "seeds": [_numbers(study) for study in studies],
             "heads": _heads(studies),

@@ -43,6 +43,7 @@ const listed = {
 function openNamed(name) {
   const seed = seeds.findIndex((study) => `seed.${study.seed}` === name);
   if (seed >= 0) {
+    if (manySeeds) setQuery({ seed: String(seeds[seed].seed) });
     chooseInList(null);
     showSeed(seed);
     return true;
@@ -153,18 +154,18 @@ function wiring(anyHead, byHead, top, label) {
 
 // Statements and what they rest on.
 
-const NUMBER_WORDS = { follows_other_units: "follows other units", stays_under_other_tens: "stays under other tens", follows_other_tens: "follows other tens", stays_under_other_units_of_the_same_carry: "stays under other units of the same carry", follows_the_other_carry: "follows the other carry" };
-
 function statementsPanel({ statements }) {
   const one = ({ statement, held, numbers }) =>
     el(
       "li",
       { class: held ? "held" : "missed" },
       el("span", { class: "mark" }, held ? "held" : "not held"),
-      el("span", {}, statement, " ", el("span", { class: "numbers-said" }, Object.entries(numbers).map(([name, value]) => `${NUMBER_WORDS[name] ?? name}: ${share(value)}`).join(" · "))),
+      el("span", {}, statement, " ", el("span", { class: "numbers-said" }, Object.entries(numbers).map(([name, value]) => `${name.replaceAll("_", " ")}: ${share(value)}`).join(" · "))),
     );
   return panel("Tested on held-out sums", help("held", "statements"), el("ul", { class: "statements" }, ...statements.map(one)));
 }
+
+const SOURCES = { tens: "tens a₁, b₁", units: "units a₀, b₀", "units, gathered": "units, gathered" };
 
 function readingTable({ reading }) {
   const both = (pair) => `${whole(pair.no_carry)} / ${whole(pair.carry)}`;
@@ -172,18 +173,18 @@ function readingTable({ reading }) {
     const found = reading[row].changes[name];
     if (!found) return "";
     const said = [["follows", found.follows], ["stays", found.stays]].filter(([, value]) => value !== null);
-    return el("span", {}, ...said.map(([word, value], at) => el("span", { class: "said" }, `${at ? " · " : ""}${word} ${whole(value)}`)));
+    return el("span", {}, ...said.flatMap(([word, value], at) => [el("span", { class: "said" }, `${word} ${whole(value)}${at + 1 < said.length ? "," : ""}`), " "]));
   };
   const layers = (counts) => counts.map((count, layer) => [layer, count]).filter(([, count]) => count >= SIGNAL);
   return tablePanel(
     "What each digit rests on",
     [
-      ["digit", index.help.reading, (row) => pretty(reading[row].digit)],
-      ["predicted at", "", (row) => pretty(reading[row].place), "words"],
-      ["pair", "", (row) => (reading[row].pair === "tens" ? "tens a₁, b₁" : "units a₀, b₀"), "words"],
-      ["edges per sum", "", (row) => layers(reading[row].per_sum_by_layer).map(([layer, count]) => `layer ${layer}: ${number(count)}`).join(", ") || "none", "words"],
-      ["open: no carry / carry", index.help.opens, (row) => both(reading[row].open)],
-      ["right when closed", index.help.closed, (row) => both(reading[row].closed)],
+      ["digit", index.help.reading, (row) => `${pretty(reading[row].digit)} at ${pretty(reading[row].place)}`],
+      ["reads", "", (row) => SOURCES[reading[row].source], "words"],
+      ["edges by layer", index.help.by_layer, (row) => layers(reading[row].per_sum_by_layer).map(([layer, count]) => `${layer}: ${Number(count.toFixed(2))}`).join(" · ") || "none", "words"],
+      ["open", index.help.opens, (row) => both(reading[row].open)],
+      ["right if closed", index.help.closed, (row) => both(reading[row].closed)],
+      ["carry in it", index.help.explained, (row) => whole(reading[row].explained_by_carry)],
       ...index.changes.map((name) => [`other ${name}`, index.help[name], change(name), "words"]),
     ],
     reading.length,
