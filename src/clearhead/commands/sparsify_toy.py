@@ -9,13 +9,13 @@ import torch
 
 from clearhead.commands.table import say, show
 from clearhead.config import SparsifyToy
+from clearhead.configfile import refuse_other_run
 from clearhead.runs import RunDirectory
 from clearhead.sparsify.addition import BATCH, DENSE_BATCH, build_model, train_dense, train_sparse
 from clearhead.sparsify.addition_study import Study, study
-from clearhead.training.session import refuse_other_run
 from clearhead.view.addition_page import write_addition_page
 
-IMMATERIAL = ("out", "resume", "seeds", "threads")
+IMMATERIAL = ("out", "seeds", "threads")
 CURVES = ("edge_share", "accuracy")
 
 
@@ -44,7 +44,7 @@ def run(config: SparsifyToy) -> None:
 
 def _run(config: SparsifyToy) -> None:
     out = config.directory()
-    refuse_other_run(out, config, resume=config.resume, immaterial=IMMATERIAL)
+    refuse_other_run(out, config, IMMATERIAL)
     with RunDirectory(out) as directory:
         directory.write_config(config.to_dict())
         studies = []

@@ -37,9 +37,7 @@ class SparsifyToy(Verb):
     threads: int = 1
     """Threads; the steps are too small to gain from more."""
     out: Path | None = None
-    """Run directory. Derived: runs/addition."""
-    resume: bool = True
-    """Continue a run directory that holds the same configuration; otherwise refuse to write into it."""
+    """Run directory; one that holds the same run is continued. Derived: runs/addition."""
 
     def validate(self) -> None:
         """Counts are positive and fit each other; shares are shares."""
