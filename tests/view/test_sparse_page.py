@@ -173,9 +173,14 @@ def test_heads_and_edges_are_those_that_were_measured(numbers, read, tmp_path):
     assert part_of(page, "layers-1")[1][0]["model"] == []
 
 
-def test_the_head_shown_first_is_the_sparsest_that_reads_in_most_rows(numbers, read):
-    assert telling_head(numbers, read) == [1, 0]  # head 1 of layer 2 is closed, head 2 reads in three rows of eight
-    assert telling_head(numbers, []) == [1, 1]
+def test_the_head_shown_first_reads_with_the_fewest_of_its_edges_and_not_the_first_token_alone(numbers, read):
+    assert telling_head(numbers, read) == [0, 1]  # not 0.0, whose edges all go to the first token
+    layer = read[0]["layers"][1]
+    layer["model"][2] = [f"{max(0, query - 1)}:500" if query < 5 else "" for query in range(len(HOSTILE))]
+    assert telling_head(numbers, read) == [1, 2]  # five rows of eight read
+    layer["model"][2][4] = ""
+    assert telling_head(numbers, read) == [0, 1]
+    assert telling_head(numbers, []) == [1, 1]  # without a sentence the sparsest
 
 
 def test_words_follow_the_numbers(numbers):

@@ -157,8 +157,8 @@ def empty_tiles(layers: Sequence[int], shares: Mapping[str, Sequence[float]]) ->
     return by_layer(layers, {f"{size} x {size}": values for size, values in shares.items()}, "empty tiles")
 
 
-def logarithmic(figure: go.Figure, values: Sequence[float]) -> go.Figure:
-    """A logarithmic vertical axis around positive values, with ticks at round numbers, fewer over decades."""
+def logarithmic(figure: go.Figure, values: Sequence[float], axis: str = "y") -> go.Figure:
+    """A logarithmic axis around positive values, with ticks at round numbers, fewer over decades."""
     if not values:
         return figure
     low, high = math.log10(min(values)), math.log10(max(values))
@@ -166,7 +166,9 @@ def logarithmic(figure: go.Figure, values: Sequence[float]) -> go.Figure:
     digits = (1, 1.5, 2, 2.5, 3, 4, 5, 6, 8) if spread < 0.7 else (1, 2, 5) if spread < 2.5 else (1,)
     ticks = [digit * 10.0**power for power in range(math.floor(low) - 1, math.ceil(high) + 1) for digit in digits]
     room = 0.06 * spread + 0.06
-    figure.update_yaxes(type="log", range=[low - room, high + room], tickvals=ticks, ticktext=[f"{t:g}" for t in ticks])
+    settings = {"type": "log", "range": [low - room, high + room], "tickvals": ticks}
+    update = figure.update_xaxes if axis == "x" else figure.update_yaxes
+    update(**settings, ticktext=[f"{tick:g}" for tick in ticks])
     return figure
 
 

@@ -148,16 +148,27 @@ def frontier(points: Sequence[Point], context: int) -> go.Figure:
     """Rise of the loss against edges per query, sparse runs with what the base loses at their edges, and controls."""
     figure = go.Figure()
     sparse = [point for point in points if point.kind == "none"]
-    means = [(mean(p.per_query for p in group), mean(p.rise for p in group)) for group in by_tolerance(points).values()]
-    means.sort()
-    blue = {"color": BLUE, "width": 1.5}
+    means = sorted(
+        (mean(p.per_query for p in group), mean(p.rise for p in group), "" if tolerance is None else f"{tolerance:g}")
+        for tolerance, group in by_tolerance(points).items()
+    )
+    x, y, asked = zip(*means, strict=True)
     figure.add_scatter(
-        x=[x for x, _ in means], y=[y for _, y in means], mode="lines", line=blue, hoverinfo="skip", showlegend=False
+        x=list(x),
+        y=list(y),
+        text=list(asked),
+        mode="lines+text",
+        textposition="bottom left",
+        textfont={"size": 10},
+        line={"color": BLUE, "width": 1.5},
+        hoverinfo="skip",
+        showlegend=False,
+        cliponaxis=False,
     )
     for name, (label, colour) in ORACLES.items():
         known = [point for point in sparse if getattr(point, name) is not None]
         _dots(figure, known, [getattr(point, name) for point in known], label, colour, "diamond-open")
-    _dots(figure, sparse, [point.rise for point in sparse], "sparse", BLUE, "circle", text=True)
+    _dots(figure, sparse, [point.rise for point in sparse], "sparse", BLUE, "circle")
     for kind, label, colour, symbol in (("dense", "dense", GREY, "star"), ("random", "random edges", RED, "square")):
         own = [point for point in points if point.kind == kind]
         if own:
@@ -165,9 +176,9 @@ def frontier(points: Sequence[Point], context: int) -> go.Figure:
     figure = styled(
         figure, x=f"open edges per query, of {(context + 1) / 2:g}", y="nats over the base", height=360, legend=True
     )
-    figure.update_xaxes(type="log", showgrid=True, nticks=8)
+    figure.update_xaxes(showgrid=True)
     figure.update_yaxes(zeroline=True, zerolinecolor=GREY, zerolinewidth=1)
-    return figure
+    return logarithmic(figure, [point.per_query for point in points if point.per_query], axis="x")
 
 
 def edges_by_tolerance(points: Sequence[Point]) -> go.Figure:
@@ -202,16 +213,12 @@ def _dots(
     symbol: str,
     *,
     x: str = "per_query",
-    text: bool = False,
 ) -> None:
     figure.add_scatter(
         x=[getattr(point, x) for point in points],
         y=list(values),
         name=name,
-        mode="markers+text" if text else "markers",
-        text=[f"{point.tolerance:g}" if point.tolerance is not None else "" for point in points] if text else None,
-        textposition="top center",
-        textfont={"size": 10},
+        mode="markers",
         cliponaxis=False,
         marker={"color": colour, "symbol": symbol, "size": 9},
         customdata=[

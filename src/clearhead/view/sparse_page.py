@@ -85,7 +85,7 @@ def tiles(evaluation: Numbers) -> list[dict[str, str]]:
     visible_keys = (evaluation["context"] + 1) / 2
     per_query = [value for row in evaluation["by_head"]["per_query"] for value in row]
     closed = sum(value < CLOSED for value in per_query)
-    rows = [("per_query", "Edges per query", f"{edges['per_query']:.3g}", f"of {visible_keys:g}")]
+    rows = [("per_query", "Edges/query", f"{edges['per_query']:.3g}", f"of {visible_keys:g}")]
     rows.append(("share", "Open edges", share(edges["share"]), f"expected {share(edges['expected_share'])}"))
     if ce["base"] is not None:
         held = "" if training["tolerance"] is None else f"allowed {training['tolerance']:g}"
@@ -122,14 +122,21 @@ def head_columns(evaluation: Numbers) -> dict[str, list[Any]]:
 
 
 def telling_head(evaluation: Numbers, sentences: Sequence[Numbers]) -> list[int]:
-    """Row and head that the summary shows: of those that open an edge in most rows of the sentence, the sparsest."""
+    """Row and head that the summary shows, by the first sentence: the one that reads with the fewest of its edges.
+
+    Of the heads that open an edge in most rows, and most of their edges not to the first token, the one that opens the
+    smallest share of the edges that the base has (of all pairs, without a base). Where there is none, the sparsest.
+    """
     shares = evaluation["by_head"]["share"]
     places = [(value, row, head) for row, values in enumerate(shares) for head, value in enumerate(values)]
     telling = []
-    for value, row, head in places:
-        read = [bool(keys) for keys in sentences[0]["layers"][row]["model"][head]] if sentences else []
-        if sum(read) > len(read) / 2:
-            telling.append((value, row, head))
+    for _, row, head in places if sentences else []:
+        layer = sentences[0]["layers"][row]
+        opened = _flat(layer["model"][head])
+        keys, size = opened[1::3], len(layer["model"][head])
+        if len(set(opened[::3])) > size / 2 and keys.count(0) < len(keys) / 2:
+            dense = size * (size + 1) / 2 if layer["base"] is None else len(_flat(layer["base"][head])) / 3
+            telling.append((len(keys) / dense, row, head))
     _, row, head = min(telling or places)
     return [row, head]
 

@@ -184,7 +184,7 @@ def _beside_controls(evaluation: Numbers) -> str:
         else "not less than the best of these: with so many edges left, training gains nothing over leaving edges out"
     )
     return (
-        f"The base itself, cut without training to as many edges, rises by {signed(of_row)} nats with the largest of "
+        f"Cut to as many edges without training, the base's loss changes by {signed(of_row)} nats with the largest of "
         f"each row, {signed(of_head)} with the largest of each head, {signed(lot)} with edges by lot. The sparse "
         f"model's rise on the same {evaluation['laid_out_tokens']:,} tokens is {signed(hard)}, {gain}."
     )
