@@ -149,7 +149,11 @@ def frontier(points: Sequence[Point], context: int) -> go.Figure:
     figure = go.Figure()
     sparse = [point for point in points if point.kind == "none"]
     means = sorted(
-        (mean(p.per_query for p in group), mean(p.rise for p in group), "" if tolerance is None else f"{tolerance:g}\u2002")
+        (
+            mean(p.per_query for p in group),
+            mean(p.rise for p in group),
+            "" if tolerance is None else f"{tolerance:g}\u2002",
+        )
         for tolerance, group in by_tolerance(points).items()
     )
     x, y, asked = zip(*means, strict=True)
