@@ -21,7 +21,6 @@ from typing import Literal, get_args
 
 import torch
 from torch import Tensor
-from torch._dynamo.exc import TorchDynamoException
 
 from clearhead.errors import ClearheadError, UnknownNameError
 from clearhead.ops.c.build import BuildError
@@ -98,6 +97,10 @@ def _has_triton() -> bool:
 @functools.cache
 def _compiled() -> TorchTiles | None:
     """The tiles compiled by torch, or None where that does not work here; forced, that is an error."""
+    # seconds of imports
+    import torch._dynamo
+    from torch._dynamo.exc import TorchDynamoException
+
     try:
         torch.compile(torch.sin)(torch.zeros(2))
     except TorchDynamoException as error:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 import torch
-from jaxtyping import Float, Int, Int32
+from jaxtyping import Bool, Float, Int, Int32
 from torch import Tensor
 
 from clearhead.ops.gated import UNIT, noise_words
@@ -132,6 +132,31 @@ def block_starts(first: Int[Tensor, "b t"] | None, rows: int) -> list[list[int]]
     return torch.stack([block.amin(1) for block in blocks], dim=1).tolist()
 
 
+class Pairs(NamedTuple):
+    """What is known of the pairs of a tile before their scores."""
+
+    i: Int32[Tensor, " rows"]
+    j: Int32[Tensor, " cols"]
+    first: Int32[Tensor, "m 1 rows 1"] | None
+    bias: Float[Tensor, "m r 1 1"]
+    slope: Float[Tensor, ""]
+    keys: Int32[Tensor, "m r 2"] | None
+    """None where no noise is needed."""
+
+    def seen(self) -> Bool[Tensor, "m 1 rows cols"]:
+        """Which are visible; m is 1 where all key heads see the same."""
+        seen = (self.j <= self.i[:, None])[None, None]
+        return seen if self.first is None else seen & (self.j >= self.first)
+
+    def reach(self) -> Float[Tensor, "rows cols"]:
+        """1 + slope (i − j)"""
+        return 1 + self.slope * (self.i[:, None] - self.j)
+
+    def words(self) -> Int32[Tensor, "m r rows cols"] | None:
+        """Their random words."""
+        return None if self.keys is None else noise_words(self.keys, self.i, self.j)
+
+
 @dataclass(frozen=True)
 class TorchTiles:
     """The two steps in plain torch, of any precision and on any device; or compiled, the same two."""
@@ -159,12 +184,13 @@ class TorchPass:
     def forward(self, tile: Tile, scores: Tensor) -> None:
         """Scores -> weights in place, and the rows' sums."""
         setting, rows = self.setting, self.rows
-        scores, bias, seen, reach, words = self._pairs(tile, scores)
+        pairs, scores = self._pairs(tile, scores.device), scores.unflatten(1, (setting.bias.shape[1], -1))
         weights, top, held, closed, expected, opened, total = self.engine.weigh(
-            scores, seen, reach, words, bias, setting.mode, rows.words is not None
+            scores, pairs, setting.mode, rows.words is not None
         )
         scores.copy_(weights)
-        nothing = ~seen.any(-1)
+        # a row sees its own position, at the least, unless its first key lies behind it
+        behind = pairs.i < 0 if pairs.first is None else (pairs.first > pairs.i[:, None])[..., 0]
         peak, whole = top, held + closed
         if setting.sink is not None:
             sunk = setting.sink[tile.n0 : tile.n1, :, None].expand_as(top)
@@ -173,10 +199,10 @@ class TorchPass:
             closed = torch.zeros_like(closed)
         lse = peak + whole.log()
         if setting.sink is None:
-            lse = lse.masked_fill(nothing, -torch.inf)
-        whole = whole.masked_fill(nothing, 1.0)
+            lse = lse.masked_fill(behind, -torch.inf)
+        whole = whole.masked_fill(behind, 1.0)
         # with a sink and only closed edges, exp(top) / Z may be anything
-        norm = ((top - peak).clamp(max=80.0).exp() / whole).masked_fill(nothing, 0.0)
+        norm = ((top - peak).clamp(max=80.0).exp() / whole).masked_fill(behind, 0.0)
         found = (top, norm, lse, expected, closed / whole, opened, total)
         places = (rows.top, rows.norm, rows.lse, rows.expected, rows.leak, rows.opened, rows.words)
         for place, value in zip(places, found, strict=True):
@@ -192,10 +218,10 @@ class TorchPass:
         """Scores -> M P, and G -> dS, in place; and the rows' `dbias`."""
         setting, rows = self.setting, self.rows
         assert rows.delta is not None and rows.price is not None and rows.dbias is not None
-        scores, bias, seen, reach, words = self._pairs(tile, scores)
+        scores = scores.unflatten(1, (setting.bias.shape[1], -1))
         gradients = gradients.view_as(scores)
         weights, ds, dbias, total = self.engine.differentiate(
-            *(scores, gradients, seen, reach, words, bias),
+            *(scores, gradients, self._pairs(tile, scores.device)),
             *(_part(x, tile)[..., None] for x in (rows.top, rows.norm, rows.delta, rows.price)),
             *(setting.mode, setting.exact, setting.sink is not None, rows.words is not None),
         )
@@ -205,24 +231,20 @@ class TorchPass:
         if rows.words is not None and total is not None:
             _part(rows.words, tile).copy_(total)
 
-    def _pairs(self, tile: Tile, scores: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor | None]:
-        """Scores and bias of each query head, and of each pair: is it visible, 1 + slope (i − j), its random word."""
-        setting, device = self.setting, scores.device
-        i, j = torch.arange(tile.i0, tile.i1, device=device), torch.arange(tile.j0, tile.j1, device=device)
-        distance = i[:, None] - j
-        seen = (distance >= 0)[None, None]
+    def _pairs(self, tile: Tile, device: torch.device) -> Pairs:
+        setting, heads = self.setting, slice(tile.n0, tile.n1)
+        first = None
         if setting.first is not None:
             batches = torch.arange(tile.n0, tile.n1, device=device) // setting.groups
-            seen = seen & (j >= setting.first[batches, None, tile.i0 : tile.i1, None])
+            first = setting.first[batches, None, tile.i0 : tile.i1, None]
         noisy = setting.mode == "sampled" or self.rows.words is not None
-        words = noise_words(setting.keys[tile.n0 : tile.n1], i, j) if noisy else None
-        bias = setting.bias[tile.n0 : tile.n1, :, None, None]
-        return (
-            scores.unflatten(1, (bias.shape[1], -1)),
-            bias,
-            seen,
-            1 + setting.slope * distance.to(bias.dtype),
-            words,
+        return Pairs(
+            i=torch.arange(tile.i0, tile.i1, dtype=torch.int32, device=device),
+            j=torch.arange(tile.j0, tile.j1, dtype=torch.int32, device=device),
+            first=first,
+            bias=setting.bias[heads, :, None, None],
+            slope=setting.bias.new_tensor(setting.slope),
+            keys=setting.keys[heads] if noisy else None,
         )
 
 
@@ -251,28 +273,24 @@ def _total(words: Tensor | None, gates: Tensor, checked: bool) -> Tensor | None:
     return torch.where(gates, words, 0).sum(-1).int()
 
 
-def weigh(
-    scores: Tensor, seen: Tensor, reach: Tensor, words: Tensor | None, bias: Tensor, mode: str, checked: bool
-) -> Weighed:
+def weigh(scores: Tensor, pairs: Pairs, mode: str, checked: bool) -> Weighed:
     """Weights [m, r, rows, cols]; per row: max, sums over open and closed edges, expected and open edges, checksum."""
+    seen, words = pairs.seen(), pairs.words()
     scores = scores.masked_fill(~seen, -torch.inf)
     top = scores.amax(-1, keepdim=True)
     top = torch.where(top == -torch.inf, 0.0, top)
-    weights, x = (scores - top).exp(), scores + bias
+    weights, x = (scores - top).exp(), scores + pairs.bias
     gates = _gates(x, seen, words, mode)
     kept = torch.where(gates, weights, 0.0)
     closed = torch.where(gates, 0.0, weights).sum(-1)
-    expected, opened = (x.sigmoid() * reach).sum(-1), gates.sum(-1, dtype=torch.int32)
+    expected, opened = (x.sigmoid() * pairs.reach()).sum(-1), gates.sum(-1, dtype=torch.int32)
     return kept, top[..., 0], kept.sum(-1), closed, expected, opened, _total(words, gates, checked)
 
 
 def differentiate(
     scores: Tensor,
     gradients: Tensor,
-    seen: Tensor,
-    reach: Tensor,
-    words: Tensor | None,
-    bias: Tensor,
+    pairs: Pairs,
     top: Tensor,
     norm: Tensor,
     delta: Tensor,
@@ -283,8 +301,9 @@ def differentiate(
     checked: bool,
 ) -> Differentiated:
     """M P and dS [m, r, rows, cols]; per row: the bias' gradient and the checksum."""
+    seen, words = pairs.seen(), pairs.words()
     scores = scores.masked_fill(~seen, -torch.inf)
-    x = scores + bias
+    x = scores + pairs.bias
     gates = _gates(x, seen, words, mode)
     chance, other = x.sigmoid(), (-x).sigmoid()
     bell = soft = chance * other
@@ -297,7 +316,7 @@ def differentiate(
     if sunk:
         share, gradients = share.clamp(max=1.0), gradients - delta
     pull = share * gradients
-    gate = price * reach * bell
+    gate = price * pairs.reach() * bell
     if mode != "open":
         gate = gate + pull * soft
     slide = torch.where(gates, pull, 0.0)
