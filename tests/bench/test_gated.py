@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from clearhead import cli
+from clearhead.bench import gated
 from clearhead.bench.gated import gradient_error, time_gated
 from clearhead.errors import ClearheadError
 
@@ -13,10 +14,16 @@ def test_numbers_of_a_small_shape_and_threads_stay():
     numbers = time_gated(1, 2, 96, 16, device="cpu", repeats=1, threads=before + 1)
     assert torch.get_num_threads() == before
     assert all(value >= 0 for value in numbers.values())
-    gated, dense = numbers["gated (CPU ms)"], numbers["dense (CPU ms)"]
-    assert numbers["gated / dense"] == pytest.approx(gated / dense)
+    assert numbers["gated / dense"] == pytest.approx(numbers["gated (CPU ms)"] / numbers["dense (CPU ms)"])
     assert 0 < numbers["open edges in 'few open' (%)"] < 1
     assert numbers["error of gradients"] < 1e-5
+
+
+def test_every_pair_is_laid_out_only_where_that_fits(monkeypatch):
+    monkeypatch.setattr(gated, "CPU_BYTES", 0)
+    monkeypatch.setattr(gated, "_peak", lambda form, sizes: 1)
+    numbers = time_gated(1, 2, 96, 16, device="cpu", repeats=1, threads=1)
+    assert numbers["gated / dense"] > 0 and not any("laid out" in name for name in numbers)
 
 
 def test_the_error_is_one_of_the_fast_form():
