@@ -191,9 +191,12 @@ def test_masks_become_intervals():
     assert torch.equal(first_visible(additive, 4, 4), expected)
     assert torch.equal(first_visible(masks[:, :, 3:], 1, 4), expected[:, 3:])
     assert first_visible(None, 4, 4) is None
-    for bad in (torch.ones(4, 4, dtype=torch.bool), causal & ~torch.eye(4, dtype=torch.bool).roll(1, 0)):
+    gap = causal & ~torch.eye(4, dtype=torch.bool).roll(1, 0)
+    for bad in (torch.ones(4, 4, dtype=torch.bool), gap, causal.tril(-1)):
         with pytest.raises(ClearheadError, match="gaps or shows later keys"):
             first_visible(bad[None, None], 4, 4)
+    with pytest.raises(ClearheadError, match="one attention mask for all heads"):
+        first_visible(causal.expand(1, 2, 4, 4), 4, 4)
 
 
 @pytest.mark.parametrize(

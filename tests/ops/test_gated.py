@@ -91,7 +91,7 @@ def test_gradients_are_the_formulas(mode, estimator, with_sink):
         P = (scores - found.lse[..., None]).exp()
         G = d_out @ v.mT
         D = (d_out * found.out).sum(-1, keepdim=True)
-        length = torch.arange(t)[:, None] - torch.arange(t)
+        length = (torch.arange(t)[:, None] - torch.arange(t)).double()
         gate = (P.clamp(max=1) * (G - D) if with_sink else P * G) * slant
         gate = gate + d_expected[..., None] * (1 + slope * length) * torch.where(seen, p * (1 - p), 0)
         dS = (M * P * (G - D) if with_sink else P * (M * G - D)) + gate
@@ -200,3 +200,11 @@ def test_bad_arguments_are_named(change, error, message):
         gated_attention_reference(q, k, v, bias, **{"mode": "hard", "scale": SCALE} | change)
     with pytest.raises(ClearheadError, match="heads that divides"):
         gated_attention_reference(q[:, :3], k, v, bias[:3], mode="hard", scale=SCALE)
+
+
+def test_beside_a_huge_score_of_a_closed_edge_the_denominator_is_the_sink():
+    q, k, v, bias = problem(b=1, h=1, g=1, t=2)
+    found = gated_attention_reference(
+        q * 1e4, k, v, bias - 1e9, mode="hard", scale=SCALE, sink=torch.tensor([-3.0], dtype=torch.float64)
+    )
+    assert torch.equal(found.lse, torch.full_like(found.lse, -3.0)) and not found.out.any()

@@ -14,7 +14,7 @@ from clearhead.model.gates import install
 from clearhead.runs import read_json
 from clearhead.sparsify import posttrain as posttrain_module
 from clearhead.sparsify.adapters import add_adapters, merge_adapters, without_adapters
-from clearhead.sparsify.best import Best, measure_hard
+from clearhead.sparsify.best import Best, edges_per_query, measure_hard
 from clearhead.sparsify.calibrate import mean_loss, opening_bias
 from clearhead.sparsify.posttrain import open_held_out, posttrain, time_steps
 from clearhead.sparsify.scratch import gated_settings, pretrain_gated
@@ -161,6 +161,9 @@ def test_controls_train_on_the_same_tokens_without_a_price(short, tmp_path):
     lots = dataclasses.replace(short, control="random", like=sparse.directory(), out=tmp_path / "random")
     random = posttrain(lots)
     assert random["text_sha256"] == dense["text_sha256"]
+    for config, summary in ((dataclasses.replace(short, out=tmp_path / "dense"), dense), (lots, random)):
+        exported = Model.load(str(config.directory() / "model"))
+        assert mean_loss(exported, open_held_out(config, exported)) == pytest.approx(summary["hard_ce"], rel=1e-6)
     assert math.isfinite(random["hard_ce"]) and random["hard_ce"] != dense["hard_ce"]
     assert random["edge_share"] == pytest.approx(read_json(sparse.directory() / "summary.json")["edge_share"])
     with pytest.raises(ClearheadError, match="no finished run"):
@@ -247,3 +250,11 @@ def test_a_plan_measures_a_few_steps_and_writes_nothing(short):
     sizes, rate = time_steps(short.resolved(), 1)
     assert rate > 0 and sizes["gates"] == 8 and sizes["trained"] == sizes["parameters"]
     assert not short.directory().exists()
+
+
+def test_edges_per_query_know_of_windows():
+    model = Model(build("mistral"), self_test=False)
+    window = model.geometry(0).window
+    assert window is not None and window < 24
+    rows = [min(i + 1, window) for i in range(24)]
+    assert edges_per_query(model, torch.ones(model.n_layers, model.n_heads), 24) == pytest.approx(sum(rows) / 24)

@@ -30,7 +30,7 @@ def summarise(config: Sparsify, summary: dict[str, Any]) -> None:
     shown["peak_memory_bytes"] = size(summary["peak_memory_bytes"])
     show(shown, f"trained in {directory}")
     if config.control != "none":
-        say(f"a control: {directory / 'summary.json'} holds its numbers")
+        say(f"a control; measure it with: clearhead evaluate {directory}")
         return
     if not summary["within_tolerance"]:
         say(

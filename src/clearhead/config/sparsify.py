@@ -41,7 +41,7 @@ class Sparsify(Verb):
     distill: float = 0.0
     """Weight of KL(base ‖ model) in the loss."""
     lora: int | None = None
-    """Rank of LoRA adapters on all projections; scale 2. Derived: none, every parameter is trained."""
+    """Rank of LoRA adapters on all linear layers; scale 2. Derived: none, every parameter is trained."""
     lr: float | None = None
     """Peak learning rate of Adam. Derived: 3e-4, or 1e-3 with --lora."""
     gate_lr_factor: float = 20.0

@@ -7,7 +7,8 @@
 
 A gate is a submodule of its attention module (`clearhead_gate`, so its bias is saved, moved and trained with the
 model), and the model attends through `attend_gated`, registered in transformers' attention interface. Outside of a
-`with` the gates are hard: training, generation with a cache and plain forwards all see the same model. What an
+`with` the gates are hard (in the folder of a control, as that was trained): training, generation with a cache and plain
+forwards all see the same model. What recomputes a forward in its backward pass must do so inside of the `with`. What an
 attention mask says about the keys of a query must be an interval that ends at the query, as causal masks, windows,
 packed documents and padding are.
 
@@ -270,6 +271,11 @@ def restore_gates(model: "Model", tensors: dict[str, Tensor]) -> Gates:
             if tensors[name].shape != parameter.shape:
                 raise CorruptFileError(f"{model.name}: {name} has shape {list(tensors[name].shape)}")
             parameter.copy_(tensors[name])
+    if settings.get("control") == "dense":
+        gates.control.mode = "open"
+    if rates := settings.get("rates"):
+        gates.control.mode = "random"
+        gates.control.rates = {int(layer): torch.tensor(row) for layer, row in rates.items()}
     return gates
 
 
@@ -332,11 +338,13 @@ AttentionMaskInterface.register(GATED, sdpa_mask)
 def first_visible(mask: Tensor | None, queries: int, keys: int) -> Int[Tensor, "b q"] | None:
     """The first key that each query sees, from a mask [b, 1, q, k] (true or 0 where seen); None: all keys before it.
 
-    A query that does not see its own position is padding, and sees nothing. Raises `ClearheadError` for a mask under
+    A query whose own position nobody sees is padding, and sees nothing. Raises `ClearheadError` for a mask under
     which the keys of a query are no interval that ends at the query.
     """
     if mask is None:
         return None
+    if mask.shape[1] != 1:
+        raise ClearheadError(f"edge gates need one attention mask for all heads; this one has {mask.shape[1]}")
     seen = (mask if mask.dtype == torch.bool else mask == 0)[:, 0, :, :keys]
     place = torch.arange(keys - queries, keys, device=mask.device)
     real = seen.gather(-1, place[None, :, None].expand(len(seen), -1, 1))[..., 0]
@@ -347,7 +355,8 @@ def first_visible(mask: Tensor | None, queries: int, keys: int) -> Int[Tensor, "
         )
     first = torch.where(real, seen.int().argmax(-1), place + 1)
     span = (place - first + 1).clamp_min(0)
-    if not torch.equal(torch.where(real, seen.sum(-1), 0), torch.where(real, span, 0)):
+    looked_at = seen[:, :, place].any(1)
+    if bool((~real & looked_at).any()) or not torch.equal(seen.sum(-1)[real], span[real]):
         raise ClearheadError(
             "edge gates need masks under which a query sees all keys from some first one up to itself; this attention "
             "mask has gaps or shows later keys"

@@ -157,10 +157,15 @@ def gated_attention_reference(
         mixed = gate * weight + slant * torch.minimum(weight, held).detach()
         mass = denominator = rest + mixed.sum(-1, keepdim=True)
     out = (mixed / mass.masked_fill(mass == 0, 1.0)) @ v
-    distance = torch.arange(t, device=q.device)[:, None] - torch.arange(t, device=q.device)
+    position = torch.arange(t, device=q.device, dtype=scores.dtype)
+    distance = position[:, None] - position
     expected = (probability * (1 + slope * distance)).sum(-1)
     with torch.no_grad():
-        lse = (denominator.log() + shift)[..., 0]
+        # not from the denominator: beside a large score of a closed edge, an exp(κ) of the sink can vanish
+        counted = masked if sink is None else masked.masked_fill(gate == 0, -torch.inf)
+        lse = counted.logsumexp(-1)
+        if sink is not None:
+            lse = torch.logaddexp(lse, sink.to(scores.dtype)[:, None])
         closed = ((1 - gate) * weight).sum(-1) / mass[..., 0].masked_fill(mass[..., 0] == 0, 1.0)
         leak = closed if sink is None else torch.zeros_like(closed)
     return Gated(out, lse, expected, gate.sum(-1).int(), leak)

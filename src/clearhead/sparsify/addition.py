@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from accelerate import Accelerator
 from jaxtyping import Float, Int64
 from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers
 from torch import Tensor, nn
@@ -37,7 +36,7 @@ from clearhead.sparsify.objective import cross_entropy
 from clearhead.sparsify.posttrain import AVERAGE, BETAS, GRAD_CLIP, MULTIPLIER, loop_settings, rate_schedule, rates_of
 from clearhead.sparsify.task import Sparsification, prepare
 from clearhead.training.checkpoint import list_checkpoints
-from clearhead.training.language_model import save_model
+from clearhead.training.language_model import LanguageModelling, save_model
 from clearhead.training.loop import LoopSettings, fit
 from clearhead.training.optim import RateSchedule
 from clearhead.training.session import open_accelerator
@@ -71,15 +70,8 @@ class Sums:
         return self.tokens[block_indices]
 
 
-class DenseAddition:
-    """Learning to add with all edges open: the loop's `Task`."""
-
-    def __init__(self, model: PreTrainedModel):
-        self.module: nn.Module = model
-
-    def groups(self) -> list[tuple[list[nn.Parameter], float]]:
-        """All parameters at one learning rate."""
-        return [(list(self.module.parameters()), 1.0)]
+class DenseAddition(LanguageModelling):
+    """Learning to add with all edges open: language modelling of which only the digits of the sum count."""
 
     def loss(
         self,
@@ -91,16 +83,6 @@ class DenseAddition:
         """Mean loss of the digits of the sum (nats)."""
         logits = forward(input_ids=batch, use_cache=False).logits
         return cross_entropy(logits[:, FIRST:], batch[:, FIRST:]), {}
-
-    def finish_step(self, accelerator: Accelerator) -> None:
-        """Nothing follows the optimiser's step."""
-
-    def state(self) -> dict[str, Tensor]:
-        """Nothing beyond weights and moments."""
-        return {}
-
-    def load_state(self, tensors: dict[str, Tensor]) -> None:
-        """Nothing to restore."""
 
 
 class Watch:

@@ -118,3 +118,14 @@ def measure_hard(
                 pairs[row] += layer.visible.expand(len(part), -1).double().sum()
     ce = total / (blocks.shape[0] * (blocks.shape[1] - 1))
     return ce, opened / pairs
+
+
+def edges_per_query(model: Model, shares: Float[Tensor, "l h"], context: int) -> float:
+    """Open edges of a query, mean over the queries of a sequence, heads and layers, for shares of what is visible.
+
+    What is visible follows from the layer's window alone.
+    """
+    position = torch.arange(1, context + 1, dtype=torch.float64)
+    windows = [model.geometry(layer).window or context for layer in model.attention_layers]
+    visible = torch.stack([position.clamp_max(window).mean() for window in windows])
+    return float((shares.double().cpu().mean(1) * visible).mean())

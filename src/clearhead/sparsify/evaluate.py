@@ -140,8 +140,8 @@ def evaluate(
         "empty_tiles": maps["empty_tiles"],
         "controls": measure_controls(model, base, some, shares, list(seeds)),
         "laid_out_tokens": some.numel(),
-        "induction": _measure_induction(model, forms, context, batch),
-        "tasks": {name: _measure_task(model, forms, name, prompts) for name in tasks},
+        "induction": measure_induction_of(model, forms, context, batch),
+        "tasks": {name: measure_task(model, forms, name, prompts) for name in tasks},
         "retrieval": {
             kind: [
                 _measure_retrieval(forms, kind, length, retrieval_prompts, needle_text, max(1, batch_tokens // length))
@@ -199,7 +199,7 @@ def _sampled(gates: Gates, seed: int) -> Drawn:
     return lambda first: gates.sampled(seed, first)
 
 
-def _measure_induction(model: Model, forms: Forms, context: int, batch: int) -> dict[str, dict[str, float] | None]:
+def measure_induction_of(model: Model, forms: Forms, context: int, batch: int) -> dict[str, dict[str, float] | None]:
     """Random tokens of the tokenizer's ordinary ones, or of the whole vocabulary where there is no tokenizer."""
     alphabet = torch.arange(model.d_vocab) if model.tokenizer is None else alphabet_of(model.tokenizer)
     return {
@@ -208,7 +208,7 @@ def _measure_induction(model: Model, forms: Forms, context: int, batch: int) -> 
     }
 
 
-def _measure_task(model: Model, forms: Forms, name: str, prompts: int) -> dict[str, Any]:
+def measure_task(model: Model, forms: Forms, name: str, prompts: int) -> dict[str, Any]:
     """Accuracy of each form on the same prompts, or why there are none."""
     try:
         behaviour = task(name, model, prompts)

@@ -12,11 +12,12 @@ import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
 
-from clearhead.data.tasks import TASKS, measure, task
+from clearhead.data.tasks import TASKS
 from clearhead.errors import ClearheadError
 from clearhead.model.access import Model
-from clearhead.sparsify.measures import Drawn, as_it_is, by_position, measure_induction, measure_losses
-from clearhead.training.pretrain import alphabet_of
+from clearhead.sparsify.best import edges_per_query
+from clearhead.sparsify.evaluate import Forms, measure_induction_of, measure_task
+from clearhead.sparsify.measures import as_it_is, by_position, measure_losses
 
 
 def evaluate_control(
@@ -39,14 +40,13 @@ def evaluate_control(
     def drawn(_first: int):
         return gates.opened() if rates is None else gates.random(rates)
 
-    forms: dict[str, tuple[Model, Drawn] | None] = {
+    forms: Forms = {
         "control": (model, drawn),
         "base": None if base is None else (base, as_it_is),
     }
     context = tokens.shape[1]
     batch = max(1, batch_tokens // context)
-    share = 1.0 if rates is None else float(torch.stack(list(rates.values())).mean())
-    alphabet = torch.arange(model.d_vocab) if model.tokenizer is None else alphabet_of(model.tokenizer)
+    shares = torch.stack(list(rates.values())) if rates else torch.ones(len(gates.layers), model.n_heads)
     losses = {
         name: None if form is None else measure_losses(form[0], tokens, form[1], batch=batch, what=f"{name} loss")[0]
         for name, form in forms.items()
@@ -58,29 +58,7 @@ def evaluate_control(
         "context": context,
         "ce": {name: None if values is None else float(values.mean()) for name, values in losses.items()},
         "ce_by_position": by_position(losses),
-        "edges": {"share": share, "per_query": share * (context + 1) / 2},
-        "induction": {
-            name: None if form is None else measure_induction(form[0], alphabet, context, form[1], batch=batch)
-            for name, form in forms.items()
-        },
-        "tasks": {name: _measure_task(model, forms, name, prompts) for name in TASKS},
+        "edges": {"share": float(shares.mean()), "per_query": edges_per_query(model, shares, context)},
+        "induction": measure_induction_of(model, forms, context, batch),
+        "tasks": {name: measure_task(model, forms, name, prompts) for name in TASKS},
     }
-
-
-def _measure_task(
-    model: Model, forms: dict[str, tuple[Model, Drawn] | None], name: str, prompts: int
-) -> dict[str, Any]:
-    """Accuracy of both on the same prompts, or why there are none."""
-    try:
-        behaviour = task(name, model, prompts)
-    except ClearheadError as error:
-        return {"refused": str(error)}
-    result: dict[str, Any] = {"prompts": len(behaviour)}
-    for form, given in forms.items():
-        if given is None:
-            result[form] = None
-            continue
-        with given[1](0):
-            found = measure(given[0], behaviour)
-        result[form] = {"accuracy": found.accuracy, "mean_difference": found.mean_difference, "top1": found.top1}
-    return result

@@ -21,7 +21,7 @@ from clearhead.errors import ClearheadError
 from clearhead.model.access import Model
 from clearhead.runs import RunDirectory, read_json
 from clearhead.sparsify.adapters import merge_adapters
-from clearhead.sparsify.best import Best, Watch, measure_hard
+from clearhead.sparsify.best import Best, Watch, edges_per_query, measure_hard
 from clearhead.sparsify.calibrate import mean_loss, opening_bias
 from clearhead.sparsify.export import export_model
 from clearhead.sparsify.geco import Geco, GecoSettings
@@ -103,6 +103,8 @@ def posttrain(config: Sparsify) -> dict[str, Any]:
         }
         if main:
             origin = {"tolerance": config.tolerance, "control": config.control, "seed": config.seed}
+            if rates is not None:
+                origin["rates"] = {str(layer): row.tolist() for layer, row in rates.items()}
             export_model(prepared.model, run.path / "model", origin)
             run.write_summary(summary)
         return summary
@@ -266,7 +268,7 @@ def summarise(
         "within_tolerance": ce <= allowed_loss(config, start),
         "kept_step": task.best.step,
         "edge_share": share,
-        "edges_per_query": share * (config.context + 1) / 2,
+        "edges_per_query": edges_per_query(prepared.model, shares, config.context),
         "multiplier": task.geco.multiplier,
         "edges_by_head": {str(layer): row for layer, row in zip(layers, shares.tolist(), strict=True)},
     }

@@ -165,12 +165,11 @@ class Sparsification:
             )
         lagrangian = self.geco.weigh(edges, value)
         opened = torch.stack([layer.opened.sum() for layer in tally.values()]).sum()
-        visible = torch.stack([layer.visible.sum() for layer in tally.values()]).sum() * shares.shape[1]
-        rows = len(batch) if next(iter(tally.values())).visible.shape[0] == 1 else 1
+        visible = torch.stack([layer.visible.expand(len(batch), -1).sum() for layer in tally.values()]).sum()
         metrics |= {
             "violation": value.detach() - self.geco.target,
             "edges": shares.detach().mean(),
-            "open_edges": opened / (visible * rows),
+            "open_edges": opened / (visible * shares.shape[1]),
             "leak": torch.stack([layer.leak.mean() for layer in tally.values()]).mean(),
             "multiplier": torch.tensor(self.geco.multiplier),
         }
