@@ -154,7 +154,8 @@ def test_controls_are_measured_beside_the_base(controls, capsys):
     assert dense["edges"] == {"share": 1.0, "per_query": 16.5}
     assert random["edges"]["share"] == pytest.approx(read_json(controls[1] / "summary.json")["edge_share"])
     assert dense["ce"]["base"] == random["ce"]["base"] and dense["ce"]["control"] != random["ce"]["control"]
-    assert set(dense["tasks"]["copy"]) == {"prompts", "control", "base"} and "refused" in dense["tasks"]["ioi"]
+    assert set(dense["tasks"]["copy"]) == {"prompts", "refused_prompts", "control", "base"}
+    assert "refused" in dense["tasks"]["ioi"]
     assert dense["induction"]["base"] == random["induction"]["base"]
     assert cli.main(["view", str(controls[0])]) == 2
     assert "a control, which has no page of its own" in capsys.readouterr().err

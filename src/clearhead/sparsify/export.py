@@ -1,7 +1,7 @@
 """A sparse model on disk: an ordinary Hugging Face folder whose checkpoint also holds the gates.
 
 `Model.load` puts the gates back and attends through them, `generate` included. Plain transformers ignores them and says
-so: their tensors stand in its report of weights that found no place. Adapters are merged before.
+so: their tensors stand in its report of weights that found no place. Adapters are merged before. `dictionary.push_to_hub` uploads such a folder.
 """
 
 from pathlib import Path
@@ -25,12 +25,3 @@ def export_model(model: Model, folder: Path, provenance: dict[str, Any] | None =
     settings = getattr(model.hf.config, SETTINGS)
     setattr(model.hf.config, SETTINGS, settings | (provenance or {}))
     save_model(model.hf, model.tokenizer, folder)
-
-
-def push_to_hub(model: Model, repo_id: str, *, private: bool = False) -> str:
-    """Uploads the model with its gates and its tokenizer to the Hugging Face hub; returns the address of the commit."""
-    if model.tokenizer is None:
-        raise ClearheadError(f"{model.name} was loaded without a tokenizer, which belongs beside it")
-    commit = model.hf.push_to_hub(repo_id, private=private)
-    model.tokenizer.push_to_hub(repo_id, private=private)
-    return str(commit)
