@@ -150,7 +150,7 @@ def load_state(module: torch.nn.Module, tensors: dict[str, torch.Tensor], where:
 
 
 def push_to_hub(folder: Path, repo_id: str, *, private: bool = False, revision: str | None = None) -> str:
-    """Upload a saved dictionary or model folder; returns its address. Raises `ClearheadError` when offline was asked for."""
+    """Upload a folder of a dictionary or model; returns its address. Raises `ClearheadError` when offline."""
     if offline():
         raise ClearheadError("CLEARHEAD_OFFLINE or HF_HUB_OFFLINE is set; unset it to upload to the hub")
     from huggingface_hub import HfApi

@@ -1,7 +1,8 @@
 """A sparse model on disk: an ordinary Hugging Face folder whose checkpoint also holds the gates.
 
 `Model.load` puts the gates back and attends through them, `generate` included. Plain transformers ignores them and says
-so: their tensors stand in its report of weights that found no place. Adapters are merged before. `dictionary.push_to_hub` uploads such a folder.
+so: their tensors stand in its report of weights that found no place. Adapters are merged before. The upload of such a
+folder is `dictionary.push_to_hub`.
 """
 
 from pathlib import Path
