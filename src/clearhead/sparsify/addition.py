@@ -190,7 +190,7 @@ def train_sparse(config: SparsifyToy, seed: int, dense: Path, folder: Path, like
             summary["edges_by_head"] = shares_by_head(hf, gates, held_out.tokens)
         else:
             summary["exact_match"] = measure(hf, held_out.tokens, gates.random(rates))[0]
-        export_model(prepared.model, folder / "model", {"control": settings.control, "seed": seed})
+        export_model(prepared.model, folder / "model", {"control": settings.control, "seed": seed}, rates)
         run.write_summary(summary)
     return summary
 

@@ -103,9 +103,7 @@ def posttrain(config: Sparsify) -> dict[str, Any]:
         }
         if main:
             origin = {"tolerance": config.tolerance, "control": config.control, "seed": config.seed}
-            if rates is not None:
-                origin["rates"] = {str(layer): row.tolist() for layer, row in rates.items()}
-            export_model(prepared.model, run.path / "model", origin)
+            export_model(prepared.model, run.path / "model", origin, rates)
             run.write_summary(summary)
         return summary
 
