@@ -18,7 +18,8 @@ from huggingface_hub.utils import are_progress_bars_disabled, disable_progress_b
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
-from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME, cached_file, logging
+from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME, logging
+from transformers.utils.hub import cached_file
 
 from clearhead.errors import ClearheadError, CorruptFileError, UnknownNameError
 from clearhead.hub import offline
