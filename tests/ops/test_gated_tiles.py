@@ -289,5 +289,5 @@ def test_memory_grows_with_positions_not_with_their_square():
     spent = [int(line) * 1024 for line in done.stdout.split()]
     assert len(spent) == 4 and min(spent) > 0
     for (small, large), t in zip((spent[:2], spent[2:]), (8192, 6144), strict=True):
-        assert large < 2.5 * small
+        assert large < 3 * small  # twice the positions: 2 if linear, 4 if quadratic
         assert large < t**2 * 4 / 4  # a matrix of scores takes four times that
