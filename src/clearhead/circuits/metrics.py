@@ -1,0 +1,53 @@
+"""What a circuit is measured by, from the logits at the last token of each prompt.
+
+    logit_difference        mean logit of the answers − mean logit of the wrong answers
+    probability_difference  Σ probability of the answers − Σ probability of the wrong answers
+    kl                      −KL(whole model ‖ circuit): 0 for the whole model, negative for all others
+    accuracy                1 where the best answer's logit exceeds every wrong answer's
+
+For all four larger is better, so that one formula of faithfulness serves them (statistics.py).
+
+Not here: what was kept and what was overwritten to get the logits (patch.py).
+"""
+
+from typing import Literal
+
+import torch
+from jaxtyping import Float, Float64
+from torch import Tensor
+
+from clearhead.data.tasks import TaskBatch, logit_difference
+from clearhead.errors import ClearheadError, NonFiniteError
+
+Metric = Literal["logit_difference", "probability_difference", "kl", "accuracy"]
+METRICS: tuple[Metric, ...] = ("logit_difference", "probability_difference", "kl", "accuracy")
+"""The metrics, in the order of the last axis of `measure_logits`."""
+
+
+def measure_logits(
+    logits: Float[Tensor, "r b v"], rows: TaskBatch, full: Float[Tensor, "b v"]
+) -> Float64[Tensor, "r b m"]:
+    """All metrics of r circuits on the b prompts of `rows`; `full` are the logits of the whole model.
+
+    Raises `NonFiniteError` naming the items for logits that are not finite, `ClearheadError` where an item has no
+    answer or no wrong answer to compare with.
+    """
+    for item, answers, wrong in zip(rows.items, rows.answers, rows.wrong_answers, strict=True):
+        if not answers or not wrong:
+            raise ClearheadError(f"item {item} of the task needs answers and wrong answers to be measured by")
+    if not bool(logits.isfinite().all()):
+        bad = sorted({rows.items[row] for row in (~logits.isfinite()).any(-1).any(0).nonzero()[:, 0].tolist()})
+        raise NonFiniteError(f"logits at the last token of items {bad}")
+    wide = logits.double()
+    log_p, log_full = wide.log_softmax(-1), full.double().log_softmax(-1)
+    p = log_p.exp()
+    right, wrong, best, best_wrong = [], [], [], []
+    for row, (answers, others) in enumerate(zip(rows.answers, rows.wrong_answers, strict=True)):
+        right.append(p[:, row, answers].sum(-1))
+        wrong.append(p[:, row, others].sum(-1))
+        best.append(wide[:, row, answers].amax(-1))
+        best_wrong.append(wide[:, row, others].amax(-1))
+    difference = torch.stack([logit_difference(one, rows) for one in wide])
+    kl = -(log_full.exp() * (log_full - log_p)).sum(-1)
+    accuracy = (torch.stack(best, -1) > torch.stack(best_wrong, -1)).double()
+    return torch.stack([difference, torch.stack(right, -1) - torch.stack(wrong, -1), kl, accuracy], dim=-1)
