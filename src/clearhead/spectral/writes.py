@@ -101,11 +101,6 @@ class Parts:
         shared = norm if family.parallel and own is None else before
         return LayerParts(self.model.geometry(layer), self.model.weights(layer), norm, shared, attention, mlp)
 
-    @property
-    def parallel(self) -> bool:
-        """Attention and MLP of a layer read the same stream."""
-        return self.model.family.parallel
-
     def modes(self, layer: int) -> HeadModes:
         """The singular modes of a layer's heads, decomposed when first asked for."""
         if layer not in self._modes:
@@ -163,22 +158,6 @@ class Stream:
         name, layer = ("resid_pre", layer) if layer < self.n_layers else ("resid_post", self.n_layers - 1)
         return self.site(name, layer)[position]
 
-    def at(self, depth: int) -> Float[Tensor, "t d"]:
-        """The stream by depth: 2·l is what attention of layer l receives, 2·l + 1 what its MLP receives.
-
-        The two are the same in parallel blocks; 2·n_layers is what the final norm receives.
-        """
-        layer, behind_attention = divmod(depth, 2)
-        if layer == self.n_layers:
-            return self.site("resid_post", layer - 1)
-        stream = self.site("resid_pre", layer)
-        if behind_attention and not self.parts.parallel:
-            attention = self.site("attn_out", layer)
-            stream = stream + self.behind(
-                self.parts.layers[layer].behind_attention, attention, attention, constant=True
-            )
-        return stream
-
     def components(self, layer: int, position: int) -> list[Component]:
         """Who wrote what `layer` receives at `position`, in the order of `read`."""
         named = [Component("embedding")]
@@ -198,9 +177,9 @@ class Stream:
         heads = (mixed @ weights.W_O.detach().to(dtype)).flatten(0, 1)
         bias = heads.new_zeros(1, heads.shape[1]) if weights.b_O is None else weights.b_O.detach().to(dtype)[None]
         attention, mlp = self.site("attn_out", layer)[position], self.site("mlp_out", layer)[position]
-        heads = self.behind(parts.behind_attention, attention, heads)
-        bias = self.behind(parts.behind_attention, attention, bias, constant=True)
-        return torch.cat([heads, bias, self.behind(parts.behind_mlp, mlp, mlp[None], constant=True)])
+        heads = self._behind(parts.behind_attention, attention, heads)
+        bias = self._behind(parts.behind_attention, attention, bias, constant=True)
+        return torch.cat([heads, bias, self._behind(parts.behind_mlp, mlp, mlp[None], constant=True)])
 
     def read(self, layer: int, position: int, reader: Float[Tensor, "d r"]) -> Float[Tensor, "c r"]:
         """Every component's write as `reader` sees it; their sum is that of `state(layer, position)`."""
@@ -211,18 +190,8 @@ class Stream:
         for below in range(layer):
             yield self.writes(below, position)
 
-    def behind(
-        self,
-        norm: Norm | None,
-        whole: Float[Tensor, "*#b d"],
-        pieces: Float[Tensor, "*b d"],
-        *,
-        constant: bool = False,
-    ) -> Float[Tensor, "*b d"]:
-        """Pieces of a module's output as they enter the stream; the norm's bias goes with the `constant` piece.
-
-        `whole` is the module's output, which sets the norm's scale.
-        """
+    def _behind(self, norm: Norm | None, whole: Tensor, pieces: Tensor, *, constant: bool = False) -> Tensor:
+        """Pieces of a module's output as they enter the stream; the norm's bias goes with the `constant` piece."""
         if norm is not None:
             pieces = norm.centre(pieces) * norm.frozen_scale(whole)
             if norm.gain is not None:
@@ -236,8 +205,8 @@ class Stream:
         parts = self.parts.layers[layer]
         before, after = self.site("resid_pre", layer), self.site("resid_post", layer)
         attention, mlp = self.site("attn_out", layer), self.site("mlp_out", layer)
-        added = self.behind(parts.behind_attention, attention, attention, constant=True)
-        added = added + self.behind(parts.behind_mlp, mlp, mlp, constant=True)
+        added = self._behind(parts.behind_attention, attention, attention, constant=True)
+        added = added + self._behind(parts.behind_mlp, mlp, mlp, constant=True)
         worst = float((before + added - after).abs().max() / after.abs().max())
         # many families normalise in float32 whatever their weights are
         if not worst <= max(TOLERANCE[self.parts.model.dtype], TOLERANCE[torch.float32]):
