@@ -118,11 +118,8 @@ def load_dictionary(name: str | Path, kind: str) -> tuple[dict[str, Any], dict[s
 
     Raises `ClearheadError` when nothing is there or the kind differs, `CorruptFileError` when a file is damaged.
     """
-    folder = _locate(name)
-    record = read_json(folder / "config.json")
+    folder, record = _read_record(name)
     where = str(folder / "config.json")
-    if not isinstance(record, dict) or "kind" not in record:
-        raise CorruptFileError(f"{where} is not the configuration of a clearhead dictionary: it has no key 'kind'")
     check_keys(record, TOP_KEYS, where, str(record.get("clearhead", "")))
     if record["kind"] != kind:
         raise ClearheadError(f"{folder} holds a {record['kind']!r}, and a {kind!r} was asked for")
@@ -132,6 +129,20 @@ def load_dictionary(name: str | Path, kind: str) -> tuple[dict[str, Any], dict[s
             f"schema {SCHEMA}; install the version that wrote it ({record.get('clearhead')})"
         )
     return record, load_tensors(folder / "model.safetensors")
+
+
+def kind_of(name: str | Path) -> str:
+    """The kind that the `config.json` of a dictionary names; errors as for `load_dictionary`."""
+    return str(_read_record(name)[1]["kind"])
+
+
+def _read_record(name: str | Path) -> tuple[Path, dict[str, Any]]:
+    folder = _locate(name)
+    record = read_json(folder / "config.json")
+    if not isinstance(record, dict) or "kind" not in record:
+        where = folder / "config.json"
+        raise CorruptFileError(f"{where} is not the configuration of a clearhead dictionary: it has no key 'kind'")
+    return folder, record
 
 
 def load_state(module: torch.nn.Module, tensors: dict[str, torch.Tensor], where: str) -> None:

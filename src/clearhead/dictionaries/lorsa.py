@@ -22,6 +22,7 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from clearhead.dictionaries.activation import ROW_SPARSE, Activation, activate, compact
 from clearhead.dictionaries.dictionary import (
     config_from,
     load_dictionary,
@@ -34,11 +35,8 @@ from clearhead.model.rope import RopeSpec, rotate
 from clearhead.ops.lorsa import attend, attend_topk, pattern
 from clearhead.ops.rotation import Rotation
 from clearhead.ops.sparse import decode
-from clearhead.ops.topk import batch_topk, jumprelu, topk
 
-Activation = Literal["topk", "signed-topk", "batchtopk", "jumprelu", "relu"]
 ACTIVATIONS = ("topk", "signed-topk", "batchtopk", "jumprelu", "relu")
-ROW_SPARSE = ("topk", "signed-topk")  # a fixed number of heads per token: codes and decoding touch k rows only
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -215,10 +213,8 @@ class Lorsa(nn.Module):
         """Active heads per token, as few columns as the busiest token needs."""
         pre = self.pre_activations(x)
         values, heads = self._activate(pre.flatten(0, 1), self.config.k)
-        if heads.shape[-1] == self.n_heads and self.config.activation not in ROW_SPARSE:
-            busiest = max(1, int((values != 0).sum(-1).max()))
-            order = values.abs().topk(busiest, dim=-1).indices
-            values, heads = values.gather(-1, order), order
+        if self.config.activation not in ROW_SPARSE:
+            values, heads = compact(values, heads)
         return Codes(values.view(*x.shape[:2], -1), heads.view(*x.shape[:2], -1))
 
     def decode(self, codes: Codes) -> Float[Tensor, "b t d"]:
@@ -231,21 +227,27 @@ class Lorsa(nn.Module):
         norm = None if self.config.unit_norm else self.W_O.norm(dim=-1)
         gate = pre if norm is None else pre * norm
         kind = self.config.activation
-        if kind in ROW_SPARSE:
-            values, heads = topk(gate, k, signed=kind == "signed-topk")
-        else:
-            if kind == "relu":
-                values = F.relu(gate)
-            elif kind == "jumprelu":
-                values = jumprelu(gate, self.log_threshold, self.config.bandwidth)
-            elif self.training or float(self.threshold) == 0.0:
-                values = batch_topk(gate, k)
-            else:
-                values = torch.where(gate >= self.threshold, F.relu(gate), 0.0)
-            heads = torch.arange(self.n_heads, device=gate.device).expand(len(gate), -1)
+        values, heads = activate(
+            gate,
+            k,
+            kind,
+            training=self.training,
+            threshold=self.threshold if kind == "batchtopk" else None,
+            log_threshold=self.log_threshold if kind == "jumprelu" else None,
+            bandwidth=self.config.bandwidth,
+        )
         if norm is not None:
             values = values / norm[heads]
         return values, heads
+
+    @property
+    def n_units(self) -> int:
+        """Number of rank-1 heads, under the name that all dictionaries have for it."""
+        return self.config.n_heads
+
+    def decoder_rows(self, units: Int[Tensor, " m"]) -> Float[Tensor, "m d"]:
+        """What these heads write."""
+        return self.W_O[units]
 
     def _project(self, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
         g, dh, d = weight.shape

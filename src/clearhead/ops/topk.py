@@ -54,14 +54,18 @@ def batch_topk(z: Float[Tensor, "r n"], k: int) -> Float[Tensor, "r n"]:
     return torch.zeros_like(flat).scatter(0, kept, flat[kept]).view_as(z)
 
 
-def jumprelu(z: Float[Tensor, "... n"], log_threshold: Float[Tensor, " n"], bandwidth: float) -> Float[Tensor, "... n"]:
+def jumprelu(
+    z: Float[Tensor, "... n"], log_threshold: Float[Tensor, " n"], bandwidth: float, *, through_all: bool = False
+) -> Float[Tensor, "... n"]:
     """JumpReLU: z * [z > theta] with theta = exp(log_threshold) (arXiv 2407.14435, equation 10).
 
     Gradients: dz = dy * [z > theta]; d theta = -sum dy * (theta / bandwidth) * [|z - theta| < bandwidth / 2],
     and d log_threshold = theta * d theta. The first is exact almost everywhere, the second is the
-    straight-through estimate with a rectangle of width `bandwidth`.
+    straight-through estimate with a rectangle of width `bandwidth`. With `through_all` the estimate for the gate
+    [z > theta] goes to z too, and so to every parameter behind it (Anthropic, Circuits Updates of January 2025):
+    dz gains dy * (theta / bandwidth) * [|z - theta| < bandwidth / 2].
     """
-    return _JumpReLU.apply(z, log_threshold, bandwidth)
+    return _JumpReLU.apply(z, log_threshold, bandwidth, through_all)
 
 
 def active(z: Float[Tensor, "... n"], log_threshold: Float[Tensor, " n"], bandwidth: float) -> Float[Tensor, "... n"]:
@@ -96,9 +100,9 @@ class _TopK(torch.autograd.Function):
 
 class _JumpReLU(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, z, log_threshold, bandwidth):  # pyright: ignore[reportIncompatibleMethodOverride]
+    def forward(ctx, z, log_threshold, bandwidth, through_all):  # pyright: ignore[reportIncompatibleMethodOverride]
         ctx.save_for_backward(z, log_threshold)
-        ctx.bandwidth = bandwidth
+        ctx.bandwidth, ctx.through_all = bandwidth, through_all
         # a NaN is neither above nor below: keep it, so it is seen
         return torch.where(z <= log_threshold.exp(), torch.zeros_like(z), z)
 
@@ -108,8 +112,8 @@ class _JumpReLU(torch.autograd.Function):
         theta = log_threshold.exp()
         dz = torch.where(z <= theta, torch.zeros_like(dy), dy)
         near = ((z - theta).abs() < ctx.bandwidth / 2).to(dy.dtype)
-        dtheta = -(dy * near).flatten(0, -2).sum(0) * theta / ctx.bandwidth
-        return dz, dtheta * theta, None
+        jump = dy * near * theta / ctx.bandwidth
+        return dz + jump if ctx.through_all else dz, -jump.flatten(0, -2).sum(0) * theta, None, None
 
 
 class _Active(torch.autograd.Function):
