@@ -8,18 +8,20 @@ A forward takes one of two paths, the same in all its layers and rows. Path sdpa
 memory) when nothing of the softmax is read or edited; path eager (the family's own eager attention) when scores, sink
 or pattern are, or on request. On either, the numbers are bit for bit what HF computes on that path. The forward ends
 after the last site that is read or edited: layers above it are not run, and logits are not computed unless read.
+It can also begin at a layer, from a residual stream that an earlier run read there, and compute the logits of some
+positions only: what many edits of one prompt share is then computed once.
 
 Not here: generation and caches (transformers does both), weights (weights.py).
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import cached_property
 from inspect import signature
 from typing import Self
 
 import torch
-from jaxtyping import Int, Shaped
+from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
@@ -195,6 +197,8 @@ class Model:
         attention_mask: Shaped[Tensor, "..."] | None = None,
         grad: bool = False,
         path: Path | None = None,
+        begin: tuple[int, Float[Tensor, "b t d"]] | None = None,
+        positions: Sequence[int] | None = None,
     ) -> Run:
         """One forward over tokens [b, t] that reads and edits sites (see sites.py for names and shapes).
 
@@ -206,6 +210,12 @@ class Model:
             weights) are made to need one. Without it nothing is kept.
         path: "eager" puts the run on the eager path though nothing needs it, so that it can be compared bit for bit
             with one that does; "sdpa" refuses sites that need the eager path.
+        begin: (layer, stream): the forward starts at that layer, which receives the stream [b, t, d] ([1, t, d] for the
+            same one in all rows) in place of what the layers below would give it. They are not run and have no sites.
+            With the stream that a run of the same tokens read at `resid_pre`, on the same path and in as many rows, all
+            that follows is bit for bit that run; with another number of rows matrix products may round differently.
+        positions: where logits are computed, all rows alike; negative ones count from the end. `logits` is then
+            [b, len(positions), v], and equal to that part of the whole up to the rounding of the last product.
         In a model with edge gates both paths are gated, hard outside of `gates.sampled` and `gates.opened`; scores are
         those before the gates, pattern is what multiplies the values.
 
@@ -218,19 +228,23 @@ class Model:
         edits = self._expand_edits(edit or {}, after_norms)
         for site in (*reads, *edits):
             self.places.refuse_unavailable(site)
+        if begin is not None:
+            begin = self._check_begin(*begin, tokens, {*reads, *edits})
         run = Run(tokens, attention_mask, self._choose_path({*reads, *edits}, path), self.n_layers)
         recorder = Recorder(run, reads, edits, grad=grad)
         recorder.layer_of = {
             attention: layer for layer, attention in enumerate(self.places.attentions) if attention is not None
         }
         if recorder.pending:
-            self._forward(recorder)
+            self._forward(recorder, begin, _check_positions(positions, tokens.shape[1]))
         recorder.check_unchanged()
         if recorder.pending:
             raise ClearheadError(self.places.explain_missing(min(recorder.pending)))
         return run
 
-    def _forward(self, recorder: Recorder) -> None:
+    def _forward(
+        self, recorder: Recorder, begin: tuple[int, Tensor] | None, positions: Int[Tensor, " p"] | None
+    ) -> None:
         """Runs the model under the recorder until its last site."""
         run = recorder.run
         inputs: dict[str, Tensor] = {"input_ids": run.tokens}
@@ -243,7 +257,11 @@ class Model:
             stack.enter_context(torch.set_grad_enabled(recorder.grad))
             stack.enter_context(self.evaluating())
             stack.enter_context(attention_implementation(self.hf, self._implementation(recorder)))
+            if begin is not None:
+                stack.enter_context(self.places.begun(recorder, *begin))
             stack.enter_context(self.places.watched(recorder))
+            if positions is not None:
+                stack.enter_context(self.places.unembedding_at(recorder, positions.to(self.device)))
             if not self.family.interface and any(site.name in SOFTMAX_SITES for site in recorder.sites):
                 stack.enter_context(tap_forward(recorder))
             try:
@@ -311,7 +329,37 @@ class Model:
             raise ClearheadError("attention_mask: a row hides all of its tokens")
         return tokens.to(self.device), attention_mask.to(self.device)
 
+    def _check_begin(self, layer: int, stream: Tensor, tokens: Tensor, sites: set[Site]) -> tuple[int, Tensor]:
+        """The layer counted from the front and the stream with a row per row of tokens."""
+        if not -self.n_layers <= layer < self.n_layers:
+            raise ClearheadError(f"begin: layer {layer} does not exist: the model has layers 0 to {self.n_layers - 1}")
+        layer %= self.n_layers
+        rows, length = tokens.shape
+        if stream.shape not in ((rows, length, self.d_model), (1, length, self.d_model)):
+            raise ClearheadError(
+                f"begin: expected the stream that layer {layer} receives, [{rows}, {length}, {self.d_model}] for these"
+                f" tokens, got {list(stream.shape)}; read it with read=['resid_pre.{layer}']"
+            )
+        below = sorted(
+            site for site in sites if site.name == "embed" or (site.layer is not None and site.layer < layer)
+        )
+        if below:
+            raise ClearheadError(f"begin: site {below[0]} lies below layer {layer}, where the forward begins")
+        self.places.refuse_beginning(layer)
+        return layer, stream.to(self.device, self.dtype).expand(rows, -1, -1)
+
     def _tokenizer(self) -> PreTrainedTokenizerBase:
         if self.tokenizer is None:
             raise ClearheadError(f"{self.name} was loaded without a tokenizer; pass token ids, or load it with one")
         return self.tokenizer
+
+
+def _check_positions(positions: Sequence[int] | None, length: int) -> Int[Tensor, " p"] | None:
+    """Positions counted from the front."""
+    if positions is None:
+        return None
+    bad = [position for position in positions if not -length <= position < length]
+    if bad or not positions:
+        given = f"got {bad[0]}" if bad else "got none"
+        raise ClearheadError(f"positions: expected at least one of 0 to {length - 1} (or -{length} to -1), {given}")
+    return torch.tensor([position % length for position in positions])

@@ -20,9 +20,10 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
+from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from clearhead.errors import ClearheadError
@@ -36,10 +37,12 @@ Show = Callable[[Tensor], Tensor]
 class Places:
     """The modules of one model, by layer and role."""
 
-    def __init__(self, hf: nn.Module, family: Family, n_layers: int, n_heads: int):
+    def __init__(self, hf: PreTrainedModel, family: Family, n_layers: int, n_heads: int):
         self.family = family
         self.n_heads = n_heads
+        self.config = hf.config
         self.embedding = require_module(hf, family.embedding)
+        self.unembedding = hf.get_output_embeddings()
         self.layers = [require_module(hf, f"{family.layers}.{layer}") for layer in range(n_layers)]
         self.attentions = [find_module(layer, family.attention) for layer in self.layers]
 
@@ -91,6 +94,54 @@ class Places:
         finally:
             for handle in handles:
                 handle.remove()
+
+    def refuse_beginning(self, layer: int) -> None:
+        """Raises `ClearheadError` where a forward cannot begin at `layer`, because later layers need earlier ones."""
+        borrowed = self.config.to_dict().get("num_kv_shared_layers") or 0
+        if layer and borrowed:
+            raise ClearheadError(
+                f"begin: the last {borrowed} layers of this {self.family.name} model use keys and values of earlier"
+                " layers, so no forward can begin between them; leave out begin"
+            )
+
+    @contextmanager
+    def begun(self, recorder: Recorder, begin: int, stream: Float[Tensor, "b t d"]) -> Iterator[None]:
+        """Gives layer `begin` the stream, and makes the layers below pass on what they receive without computing."""
+
+        def check(_module: nn.Module, _args: tuple, output: Any) -> None:
+            if current_recorder() is recorder and isinstance(output, tuple) == self.family.interface:
+                raise ClearheadError(
+                    f"begin: layers of this {self.family.name} model return a {type(output).__name__}, which was not"
+                    " expected of this family; leave out begin"
+                )
+
+        layers = self.layers[:begin]
+        found = [vars(layer).get("forward") for layer in layers]  # set on the instance by whoever wrapped the layer
+        handles = [
+            _hook_input(self.layers[begin], recorder, lambda _: stream),
+            self.layers[begin].register_forward_hook(check),
+        ]
+        try:
+            for layer in layers:
+                layer.forward = _passing(layer.forward, recorder, self.family.interface)
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()
+            for layer, forward in zip(layers, found, strict=True):
+                if forward is None:
+                    vars(layer).pop("forward", None)
+                else:
+                    layer.forward = forward
+
+    @contextmanager
+    def unembedding_at(self, recorder: Recorder, positions: Int[Tensor, " p"]) -> Iterator[None]:
+        """Lets the unembedding see only these positions."""
+        handle = _hook_input(self.unembedding, recorder, lambda x: x[:, positions])
+        try:
+            yield
+        finally:
+            handle.remove()
 
     def _watch(self, site: Site, recorder: Recorder) -> RemovableHandle:
         """Hooks the place of `site`."""
@@ -245,6 +296,18 @@ def _hook_output(module: nn.Module, recorder: Recorder, show: Show) -> Removable
         return (show(output[0]), *output[1:]) if isinstance(output, tuple) else show(output)
 
     return module.register_forward_hook(hook)
+
+
+def _passing(forward: Callable[..., Any], recorder: Recorder, bare: bool) -> Callable[..., Any]:
+    """A layer's forward that returns its input, in the form of the family's output; other forwards are untouched."""
+
+    def passed(*args: Any, **kwargs: Any) -> Any:
+        if current_recorder() is not recorder:
+            return forward(*args, **kwargs)
+        stream = args[0] if args else kwargs["hidden_states"]
+        return stream if bare else (stream, None)
+
+    return passed
 
 
 def _in_batch(recorder: Recorder, show: Show) -> Show:
