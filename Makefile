@@ -24,7 +24,7 @@ demo: $(VENV)/.installed
 	@$(BIN)/clearhead demo
 
 test: $(VENV)/.installed-dev
-	@$(BIN)/python -m pytest --basetemp=$(VENV)/test-tmp $(PYTEST_ARGS)
+	@$(BIN)/python -m pytest -n 2 --dist loadfile --basetemp=$(VENV)/test-tmp $(PYTEST_ARGS)
 
 check: $(VENV)/.installed-dev
 	$(BIN)/ruff check
