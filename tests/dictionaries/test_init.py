@@ -11,7 +11,7 @@ from clearhead.errors import ClearheadError, UnknownNameError
 from clearhead.model.access import Model
 from clearhead.model.geometry import attention_geometry
 from clearhead.model.weights import attention_weights
-from clearhead.training.lorsa import measure_scales
+from clearhead.training.dictionary_task import measure_scales
 from tests.model.tiny_configs import build
 
 TINY = Path(__file__).parent.parent / "assets" / "tiny-gpt2-2L"
@@ -21,7 +21,7 @@ def start(model: Model, method: str, *, heads: int, groups: int, k: int = 8, see
     generator = torch.Generator().manual_seed(1)
     tokens = torch.randint(5, model.d_vocab - 1, (24, 32), generator=generator)
     sample = draw_sample(model, 1, tokens)
-    scales = measure_scales(sample)
+    scales = measure_scales(sample.x, sample.y)
     shape = lorsa_config(attention_geometry(model, 1), model.d_model, heads=heads, groups=groups, k=k)
     lorsa = Lorsa(shape)
     initialise(lorsa, method, attention_weights(model, 1), sample, scales.input, scales.output, seed)

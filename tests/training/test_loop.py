@@ -109,8 +109,8 @@ def assert_same_updates(tiny, config, first: Path, second: Path) -> None:
     Adam turns rounding into steps of full size where a gradient is near zero, so updates are compared as a whole.
     Without a rotation a key bias shifts all scores of a query alike, so its gradient is rounding alone.
     """
-    _, blocks = train_module.open_source(tiny, config)
-    start = train_module.build_lorsa(tiny, config, blocks, fresh=True)[0].state_dict()
+    source, blocks = train_module.open_source(tiny, config)
+    start = train_module.build_lorsa(tiny, config, source, blocks, fresh=True)[0].state_dict()
     one, two = (load_tensors(list_checkpoints(run)[-1] / "module.safetensors") for run in (first, second))
     for name in one.keys() - {"b_K"}:
         update = (one[name] - start[name]).norm()

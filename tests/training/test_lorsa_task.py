@@ -9,8 +9,9 @@ from accelerate import Accelerator
 from clearhead.data.harvest import Activations
 from clearhead.dictionaries.lorsa import Lorsa, LorsaConfig
 from clearhead.errors import ClearheadError
-from clearhead.training.dead import DeadHeads, aux_loss
-from clearhead.training.lorsa import LorsaTask, Scales, measure_scales
+from clearhead.training.dead import DeadUnits, aux_loss
+from clearhead.training.dictionary_task import Scales, measure_scales
+from clearhead.training.lorsa import LorsaTask
 from clearhead.training.optim import Schedule, adam, set_lr
 
 D, T = 16, 12
@@ -35,11 +36,11 @@ def batch(blocks=3, seed=1) -> Activations:
 
 def test_scales_bring_mean_norms_to_the_root_of_the_width():
     data = batch()
-    scales = measure_scales(data)
+    scales = measure_scales(data.x, data.y)
     assert float((data.x * scales.input)[:, 1:].norm(dim=-1).mean()) == pytest.approx(D**0.5, rel=1e-5)
     assert float((data.y * scales.output)[:, 1:].norm(dim=-1).mean()) == pytest.approx(D**0.5, rel=1e-5)
     with pytest.raises(ClearheadError, match="zero everywhere"):
-        measure_scales(data._replace(y=torch.zeros_like(data.y)))
+        measure_scales(data.x, torch.zeros_like(data.y))
 
 
 def test_loss_is_the_mean_squared_error_of_scaled_targets_without_position_0():
@@ -60,7 +61,7 @@ def test_auxiliary_loss_by_hand_and_its_gradient_reaches_only_the_dead():
     pre = torch.randn(5, 10, generator=generator, requires_grad=True)
     W_O = torch.randn(10, D, generator=generator, requires_grad=True)
     dead = torch.tensor([1, 4, 7])
-    loss = aux_loss(residual, pre, W_O, dead, 2)
+    loss = aux_loss(residual, pre, W_O[dead], dead, 2)
     want = 0.0
     for i in range(5):
         kept = sorted(dead.tolist(), key=lambda n, i=i: float(pre[i, n].detach()), reverse=True)[:2]
@@ -71,15 +72,15 @@ def test_auxiliary_loss_by_hand_and_its_gradient_reaches_only_the_dead():
     alive = [n for n in range(10) if n not in dead]
     assert float(W_O.grad[alive].abs().max()) == float(pre.grad[:, alive].abs().max()) == 0
     assert float(W_O.grad[dead].abs().max()) > 0
-    assert float(aux_loss(residual, pre, W_O, dead[:0], 2)) == 0
+    assert float(aux_loss(residual, pre, W_O[:0], dead[:0], 2)) == 0
 
 
 def test_silent_heads_are_counted_in_tokens():
-    dead = DeadHeads(4, after_tokens=25)
+    dead = DeadUnits(4, after_tokens=25)
     dead.update(torch.tensor([True, True, False, False]), 20)
     dead.update(torch.tensor([True, False, True, False]), 20)
     assert dead.silent_for.tolist() == [0, 20, 0, 40]
-    assert dead.heads.tolist() == [3]
+    assert dead.units.tolist() == [3]
 
 
 def test_batchtopk_learns_the_threshold_that_encode_uses():

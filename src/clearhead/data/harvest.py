@@ -1,9 +1,10 @@
-"""The inputs and outputs of one attention layer, computed from token blocks as they are needed.
+"""The inputs and outputs of one layer's module, computed from token blocks as they are needed.
 
     x = attn_in.L [b, t, d]    what the attention module receives, after the norm
     y = attn_out.L [b, t, d]   what it returns, before it is added to the residual stream
 
-Only layers 0..L are run. Every batch is checked: a NaN or an infinity is an error that names the site, the block and
+or any other two sites of the residual width: mlp_in.L and mlp_out.L for a transcoder, one site twice for an SAE.
+`LayeredActivations` serves the MLPs of all layers at once, [b, t, l, d]. Only the layers needed are run. Every batch is checked: a NaN or an infinity is an error that names the site, the block and
 the position, never a number in a result. The store (store.py) serves the same batches from disk.
 """
 
@@ -20,19 +21,26 @@ from clearhead.model.access import Model
 from clearhead.model.sites import parse
 
 
+ATTENTION = ("attn_in", "attn_out")
+"""The sites of the attention module's input and output."""
+MLP = ("mlp_in", "mlp_out")
+"""The sites of the MLP's input and output."""
+
+
 class Activations(NamedTuple):
-    """A batch of blocks with a layer's input and output at every token."""
+    """A batch of blocks with a layer's input and output (or those of all layers) at every token."""
 
     tokens: Int64[Tensor, "b t"]
-    x: Float[Tensor, "b t d"]
-    y: Float[Tensor, "b t d"]
+    x: Float[Tensor, "b t *l d"]
+    y: Float[Tensor, "b t *l d"]
 
 
 class LiveActivations:
     """Serves activations of numbered blocks by running the model; batches larger than `micro_batch` run in parts.
 
-    x and y come in float32 where the model computes in a 16-bit format, else in the model's own, and on its device.
-    Raises `ClearheadError` for a layer that does not exist.
+    `sites` are those of x and y without their layer. x and y come in float32 where the model computes in a 16-bit
+    format, else in the model's own, and on its device. Raises `ClearheadError` for a layer that does not exist, and
+    `UnknownNameError` for a site.
     """
 
     def __init__(
@@ -41,16 +49,17 @@ class LiveActivations:
         blocks: TokenBlocks,
         layer: int,
         *,
+        sites: tuple[str, str] = ATTENTION,
         micro_batch: int = 8,
     ):
         if micro_batch < 1:
             raise ClearheadError(f"micro_batch: expected at least 1 block, got {micro_batch}")
         self.model = model
         self.blocks = blocks
-        for site in attention_sites(layer):
-            parse(site, model.n_layers)
+        for site in sites:
+            parse(f"{site}.{layer}", model.n_layers)
         self.layer = layer % model.n_layers
-        self.sites = attention_sites(self.layer)
+        self.sites = (f"{sites[0]}.{self.layer}", f"{sites[1]}.{self.layer}")
         self.context: int = blocks.context
         self.d: int = model.d_model
         self.micro_batch = micro_batch
@@ -73,9 +82,33 @@ class LiveActivations:
         return batch
 
 
-def attention_sites(layer: int) -> tuple[str, str]:
-    """The sites of a layer's input x and output y."""
-    return f"attn_in.{layer}", f"attn_out.{layer}"
+class LayeredActivations:
+    """Serves the inputs and outputs of all layers' MLPs, [b, t, l, d], as `LiveActivations` does for one module."""
+
+    def __init__(self, model: Model, blocks: TokenBlocks, *, micro_batch: int = 8):
+        self.model = model
+        self.blocks = blocks
+        self.sites = tuple([f"{name}.{layer}" for layer in range(model.n_layers)] for name in MLP)
+        self.context: int = blocks.context
+        self.micro_batch = micro_batch
+
+    def __len__(self) -> int:
+        return len(self.blocks)
+
+    def batch(self, block_indices: Int64[Tensor, " b"] | Sequence[int]) -> Activations:
+        """Activations of these blocks, in this order. Raises `NonFiniteError` for NaN or infinity."""
+        chosen = check_indices(block_indices, len(self))
+        tokens = self.blocks.tokens[chosen]
+        parts: tuple[list[Tensor], list[Tensor]] = ([], [])
+        for part in tokens.split(self.micro_batch):
+            run = self.model.run(part, read=[*self.sites[0], *self.sites[1]])
+            for sites, gathered in zip(self.sites, parts, strict=True):
+                gathered.append(torch.stack([_at_least_float32(run[site]) for site in sites], 2))
+        batch = Activations(tokens, torch.cat(parts[0]), torch.cat(parts[1]))
+        for sites, values in zip(self.sites, batch[1:], strict=True):
+            for layer, site in enumerate(sites):
+                refuse_non_finite(values[:, :, layer], site, chosen)
+        return batch
 
 
 def check_indices(block_indices: Int64[Tensor, " b"] | Sequence[int], n: int) -> Int64[Tensor, " b"]:

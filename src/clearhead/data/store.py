@@ -21,7 +21,7 @@ from jaxtyping import Int64
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from clearhead.data.harvest import Activations, LiveActivations, attention_sites, check_indices, refuse_non_finite
+from clearhead.data.harvest import ATTENTION, Activations, LiveActivations, check_indices, refuse_non_finite
 from clearhead.errors import ClearheadError, CorruptFileError, UnknownNameError
 from clearhead.hub import sha256_of
 from clearhead.runs import RunDirectory, progress, read_json, write_json, written_aside
@@ -101,16 +101,17 @@ class ActivationStore:
         *,
         model: str,
         layer: int,
+        sites: tuple[str, str] = ATTENTION,
         text_sha256: str | None = None,
         dtype: torch.dtype | None = None,
         revision: str | None = None,
     ) -> None:
-        """Raise `ClearheadError` unless the store holds the input and output of this model's attention layer.
+        """Raise `ClearheadError` unless the store holds this model's values at these sites of this layer.
 
         text_sha256 (of the token blocks), dtype and revision of the model are compared where they are given; the
         revision only where the store names one, as local folders have none.
         """
-        asked: dict[str, Any] = {"model": model, "layer": layer, "sites": list(attention_sites(layer))}
+        asked: dict[str, Any] = {"model": model, "layer": layer, "sites": [f"{site}.{layer}" for site in sites]}
         if text_sha256 is not None:
             asked["text_sha256"] = text_sha256
         if dtype is not None:

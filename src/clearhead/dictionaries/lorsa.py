@@ -249,6 +249,10 @@ class Lorsa(nn.Module):
         """What these heads write."""
         return self.W_O[units]
 
+    def decoder_norms(self) -> Float[Tensor, " n"]:
+        """Norm of every head's write."""
+        return self.W_O.norm(dim=-1)
+
     def _project(self, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
         g, dh, d = weight.shape
         return F.linear(x, weight.view(g * dh, d), bias.view(-1)).view(*x.shape[:2], g, dh).transpose(1, 2)

@@ -1,13 +1,9 @@
-"""`clearhead train lorsa`: from a configuration to a run directory with a trained Lorsa.
+"""Train a Lorsa: what it adds to the training of any dictionary (train_dictionary.py).
 
-Derives geometry and sizes from the model, draws a sample for scales and initial weights, hands a `LorsaTask` to the
-loop, folds the scales into the weights and writes `lorsa/` and `summary.json`. A directory that already holds a
-checkpoint of the same configuration is continued; one with another configuration is refused.
+Derives geometry and sizes from the model, and draws a sample for scales and initial weights, which come from the
+model's own attention.
 """
 
-import contextlib
-import dataclasses
-from pathlib import Path
 from typing import Any
 
 from clearhead.config import TrainLorsa
@@ -21,17 +17,10 @@ from clearhead.errors import ClearheadError
 from clearhead.model.access import Model
 from clearhead.model.geometry import attention_geometry, verify_scores
 from clearhead.model.weights import attention_weights
-from clearhead.runs import RunDirectory
-from clearhead.training.checkpoint import list_checkpoints
-from clearhead.training.loop import LoopSettings, Source, check_source, fit
-from clearhead.training.lorsa import LorsaTask, Scales, measure_scales
-from clearhead.training.optim import Schedule
-from clearhead.training.session import open_accelerator, peak_memory, refuse_other_run
-from clearhead.training.trackers import open_tracker
-
-SAMPLE_BLOCKS = 96  # for scales, means and the clusters of head outputs; about 25k tokens at context 256
-# changing these does not change what is trained
-IMMATERIAL = ("out", "resume", "checkpoint_every", "tracker", "device", "store")
+from clearhead.training.dictionary_task import Scales, measure_scales
+from clearhead.training.loop import Source
+from clearhead.training.lorsa import LorsaTask
+from clearhead.training.train_dictionary import SAMPLE_BLOCKS, Recipe, train_dictionary
 
 
 def train_lorsa(config: TrainLorsa) -> dict[str, Any]:
@@ -40,73 +29,7 @@ def train_lorsa(config: TrainLorsa) -> dict[str, Any]:
     Raises `ClearheadError` when the directory holds another configuration, when the text is too short for one batch,
     or when a Lorsa cannot imitate the layer; whatever was computed stays in the run directory.
     """
-    accelerator = open_accelerator(config.device, bf16=config.bf16)
-    model = Model.load(config.model, dtype=config.dtype, device=str(accelerator.device))
-    config = config.resolved(n_layers=model.n_layers, d_model=model.d_model, d_head=model.d_head, n_heads=model.n_heads)
-    run = RunDirectory(Path(str(config.out)))
-    with run if accelerator.is_main_process else contextlib.nullcontext():
-        refuse_other_run(run.path, config, resume=config.resume, immaterial=IMMATERIAL)
-        if accelerator.is_main_process:
-            run.write_config(config.to_dict())
-        tracker = open_tracker(config.tracker, run.path, config.to_dict(), accelerator.is_main_process)
-        source, blocks = open_source(model, config)
-        batch_blocks = config.batch_tokens // config.context
-        check_source(source, batch_blocks, accelerator.num_processes)
-        if config.activation == "batchtopk" and accelerator.num_processes > 1:
-            raise ClearheadError("batchtopk ranks a whole batch; train it in one process, or use --activation topk")
-        fresh = not list_checkpoints(run.path)
-        lorsa, scales = build_lorsa(model, config, blocks, fresh=fresh)
-        task = LorsaTask(
-            lorsa.to(accelerator.device),
-            scales,
-            aux_k=config.aux_k,
-            dead_after_tokens=config.dead_after_tokens,
-            qk_lr_factor=config.qk_lr_factor,
-            l0_weight=config.l0_weight,
-        )
-        settings = LoopSettings(
-            batch_blocks=batch_blocks,
-            seed=config.seed,
-            grad_clip=config.grad_clip,
-            checkpoint_every=config.checkpoint_every,
-        )
-        result = fit(task, source, plan(config), settings, run, accelerator, tracker)
-        lorsa.fold_scales(task.scales.input, task.scales.output).eval()
-        summary = {
-            "model": config.model,
-            "model_note": model.note,
-            "layer": config.layer,
-            "text": blocks.source,
-            "text_sha256": blocks.sha256,
-            "heads": config.heads,
-            "groups": config.groups,
-            "k": config.k,
-            "tokens": config.steps() * config.batch_tokens,
-            "parameters": sum(parameter.numel() for parameter in lorsa.parameters()),
-            "final_batch_fvu": result["batch_fvu"],
-            **{key: result[key] for key in ("tokens_per_second", "train_seconds")},
-            "peak_memory_bytes": peak_memory(),
-        }
-        if accelerator.is_main_process:
-            lorsa.provenance = provenance(config, model, blocks)
-            lorsa.save_pretrained(run.path / "lorsa")
-            run.write_summary(summary)
-        return summary
-
-
-def plan(config: TrainLorsa) -> Schedule:
-    """The schedule a configuration means, in steps."""
-    steps = config.steps()
-    heads = config.heads or config.k
-    return Schedule(
-        steps=steps,
-        peak_lr=config.lr,
-        warmup=round(config.warmup_share * steps),
-        decay=round(config.decay_share * steps),
-        k=config.k,
-        k_start=min(heads, round(config.k * config.k_start_factor)),
-        k_anneal=round(config.k_anneal_share * steps),
-    )
+    return train_dictionary(config, LORSA)
 
 
 def open_source(model: Model, config: TrainLorsa) -> tuple[Source[Activations], TokenBlocks]:
@@ -135,7 +58,9 @@ def layer_of(config: TrainLorsa) -> int:
     return config.layer
 
 
-def build_lorsa(model: Model, config: TrainLorsa, blocks: TokenBlocks, *, fresh: bool) -> tuple[Lorsa, Scales]:
+def build_lorsa(
+    model: Model, config: TrainLorsa, _: Source[Activations], blocks: TokenBlocks, *, fresh: bool
+) -> tuple[Lorsa, Scales]:
     """A Lorsa of the configured size with initial weights; `fresh=False` leaves them to the checkpoint.
 
     Whatever starts from the model's own queries and keys first rebuilds the model's scores from them: a rotation or
@@ -158,22 +83,34 @@ def build_lorsa(model: Model, config: TrainLorsa, blocks: TokenBlocks, *, fresh:
         verify_scores(model, layer)
     chosen = indices(config.seed, 0, min(SAMPLE_BLOCKS, len(blocks)), len(blocks))
     sample = draw_sample(model, layer, blocks.tokens[chosen])
-    scales = measure_scales(sample)
+    scales = measure_scales(sample.x, sample.y)
     weights = attention_weights(model, layer)
     initialise(lorsa, config.init, weights, sample, scales.input, scales.output, config.seed)
     return lorsa.train(), scales
 
 
-def provenance(config: TrainLorsa, model: Model, blocks: TokenBlocks) -> dict[str, Any]:
-    """Where a Lorsa belongs and what it was trained on; kept in its config.json."""
-    return {
-        "model": config.model,
-        "model_note": model.note,
-        "layer": config.layer,
-        "input_site": f"attn_in.{config.layer}",
-        "output_site": f"attn_out.{config.layer}",
-        "text": blocks.source,
-        "text_sha256": blocks.sha256,
-        "tokens": config.steps() * config.batch_tokens,
-        "training": dataclasses.asdict(config) | {"out": None, "store": None},
-    }
+def _resolve(config: TrainLorsa, model: Model) -> TrainLorsa:
+    return config.resolved(n_layers=model.n_layers, d_model=model.d_model, d_head=model.d_head, n_heads=model.n_heads)
+
+
+def _task(lorsa: Lorsa, scales: Scales, config: TrainLorsa) -> LorsaTask:
+    return LorsaTask(
+        lorsa,
+        scales,
+        aux_k=config.aux_k,
+        dead_after_tokens=config.dead_after_tokens,
+        qk_lr_factor=config.qk_lr_factor,
+        l0_weight=config.l0_weight,
+    )
+
+
+def _sizes(config: TrainLorsa) -> dict[str, Any]:
+    return {"layer": config.layer, "heads": config.heads, "groups": config.groups, "k": config.k}
+
+
+def _sites(config: TrainLorsa, _: Model) -> dict[str, Any]:
+    layer = layer_of(config)
+    return {"layer": layer, "input_site": f"attn_in.{layer}", "output_site": f"attn_out.{layer}"}
+
+
+LORSA = Recipe("lorsa", _resolve, open_source, build_lorsa, _task, _sizes, _sites)
