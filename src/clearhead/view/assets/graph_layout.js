@@ -1,0 +1,60 @@
+// Where units stand: columns are tokens, as wide as what is shown in them needs; rows are layers.
+
+const SPACING = 13;
+const LABELLED = 54;
+const NARROWEST = 26;
+const CLOSED = 16;
+
+/** Words for a row: `4.attention`, `4.mlp`, `embedding`, `target`. Halves are named only where a layer has both. */
+function rowWords(name) {
+  if (name === "embedding") return "tokens";
+  if (name === "target") return "output";
+  const [layer, half] = name.split(".");
+  const other = `${layer}.${half === "mlp" ? "attention" : "mlp"}`;
+  return index.rows.includes(other) ? `${layer} ${half === "mlp" ? "mlp" : "attn"}` : `layer ${layer}`;
+}
+
+/** Positions of the shown units in pixels, the columns with their tokens, and the size of the whole. */
+function arrange(shown, available) {
+  const height = Math.min(40, Math.max(12, Math.floor(500 / Math.max(index.rows.length, 1))));
+  const rowAt = new Map(index.rows.map((name, at) => [name, 16 + height * (index.rows.length - 1 - at) + height / 2]));
+  const last = index.tokens.length - 1;
+  const cells = new Map();
+  const columnOf = (place) => units.position[place] ?? (isTarget(place) && last >= 0 ? last : -1);
+  units.id.forEach((_, place) => {
+    if (!shown[place]) return;
+    const column = columnOf(place);
+    if (!cells.has(column)) cells.set(column, new Map());
+    const inColumn = cells.get(column);
+    if (!inColumn.has(units.row[place])) inColumn.set(units.row[place], []);
+    inColumn.get(units.row[place]).push(place);
+  });
+  const step = (row) => (row === "target" ? LABELLED : SPACING);
+  const wanted = (column) => Math.max(NARROWEST, ...[...cells.get(column)].map(([row, places]) => places.length * step(row) + 6));
+  const positions = [...new Set([...index.tokens.keys(), ...cells.keys()])].sort((a, b) => a - b);
+  const columns = [];
+  for (const position of positions) {
+    if (cells.has(position)) columns.push({ position, width: wanted(position) });
+    // tokens in a row at which nothing is shown share one narrow column
+    else if (columns.at(-1)?.until !== undefined) columns.at(-1).until = position;
+    else columns.push({ position, until: position, width: CLOSED });
+  }
+  const natural = columns.reduce((sum, { width }) => sum + width, 0);
+  const spare = Math.max(0, available - natural) / Math.max(1, columns.filter(({ until }) => until === undefined).length);
+  const x = new Float32Array(units.id.length).fill(NaN);
+  const y = new Float32Array(units.id.length).fill(NaN);
+  let left = 0;
+  for (const column of columns) {
+    if (column.until === undefined) column.width += Math.min(spare, 90);
+    column.left = left;
+    for (const [row, places] of cells.get(column.position) ?? []) {
+      const between = Math.min(Math.max(step(row), (column.width - 6) / places.length), row === "target" ? 90 : 22);
+      places.forEach((place, at) => {
+        x[place] = left + column.width / 2 + (at - (places.length - 1) / 2) * between;
+        y[place] = rowAt.get(row);
+      });
+    }
+    left += column.width;
+  }
+  return { x, y, columns, rowAt, rowHeight: height, width: Math.max(left, available), height: 16 + height * index.rows.length + 6 };
+}

@@ -1,0 +1,69 @@
+"""The page of an attribution graph: units by token and layer, signed edges, the heads that carry them, and attention.
+
+The frame is that of every page (`view.shell`); the list holds the units. Data comes from `view.graph_payload`, words
+from `view.graph_words`. No model is needed: everything is in the graph.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from clearhead.units.graph import Graph
+from clearhead.view.graph_payload import Limits, build_graph_payload
+from clearhead.view.graph_words import HELP, score_tiles
+from clearhead.view.shell import Contents, render, write_within
+from clearhead.view.visible import visible
+
+SCRIPTS = (
+    "grid.js",
+    "graph_data.js",
+    "graph_layout.js",
+    "graph_draw.js",
+    "graph_tables.js",
+    "graph_groups.js",
+    "graph_unit.js",
+    "graph_attention.js",
+    "graph.js",
+)
+STYLES = ("toy.css", "spectral.css", "graph.css")
+_SMALLER = (
+    Limits(),
+    Limits(loadings=64),
+    Limits(loadings=16),
+    Limits(edges=100_000, loadings=8),
+    Limits(edges=20_000, loadings=8),
+    Limits(edges=5_000, loadings=4),
+)
+
+
+def write_graph_page(
+    graph: Graph, out: Path, *, labels: Mapping[str, str] | None = None, max_megabytes: float = 25.0
+) -> Path:
+    """Write the page of `graph` to `out` and return that path.
+
+    `labels` are words for units by their names: the token of a logit, the explanation of a feature. A page that would
+    pass `max_megabytes` (10^6 bytes) holds fewer loadings per edge, then fewer edges, and says so. Raises
+    `ClearheadError` when the limit cannot be met, and when the disk is full.
+    """
+    return write_within(out, _pages(graph, labels or {}), max_megabytes, "with its 5,000 heaviest edges")
+
+
+def _pages(graph: Graph, labels: Mapping[str, str]) -> Iterator[bytes]:
+    fixed = {
+        "help": HELP,
+        "title": visible(graph.provenance.prompt) if graph.provenance.prompt else "Graph",
+        "tiles": score_tiles(graph.scores),
+        "protocol": visible(graph.provenance.protocol),
+    }
+    for limits in _SMALLER:
+        payload = build_graph_payload(graph, labels, limits)
+        contents = Contents({**payload.index, **fixed}, payload.parts, SCRIPTS, STYLES, items="Units")
+        yield render(contents, _about(graph))
+
+
+def _about(graph: Graph) -> dict[str, Any]:
+    task = f"graph of {len(graph.units):,} units and {len(graph):,} edges"
+    about = asdict(graph.provenance)
+    parents = {str(place): parent for place, parent in enumerate(about.pop("parents"), 1)}
+    return about | {"task": task, "scores": dict(graph.scores)} | ({"parents": parents} if parents else {})

@@ -1,0 +1,89 @@
+"""What the numbers on the page of a graph mean, in one or two sentences; the page shows them behind every `?`."""
+
+from collections.abc import Mapping
+
+HELP: dict[str, str] = {
+    "graph": (
+        "Columns are the tokens of the prompt, rows are layers from the embedding below to the logits above. A mark is "
+        "a unit, a line an edge: how much the lower unit contributes to the upper one. Blue lines add, red dashed "
+        "lines subtract; the wider, the heavier. Choose a unit or a line to see its numbers."
+    ),
+    "influence": (
+        "Cumulative share of influence on the targets: units in order of influence, each with the share that it and "
+        "all before it hold. Small is important; a slider at 80 % shows the units that hold the first 80 %. Targets, "
+        "pinned units and the chosen one are always shown."
+    ),
+    "weight_rank": (
+        "This graph holds no influence, so units are ordered by Σ|weight| of their edges, each with the share that it "
+        "and all before it hold. Targets, pinned units and the chosen one are always shown."
+    ),
+    "edges": (
+        "Edges in order of |weight|: the heaviest that hold this share of Σ|weight| of the whole graph. Those whose "
+        "ends are both shown are drawn."
+    ),
+    "carried": "Σ|weight| of the edges drawn over Σ|weight| of all edges of the graph.",
+    "in": (
+        "Everything that contributes to this unit. Share: |weight| over Σ|weight| of all edges into this unit. Edges "
+        "that the sliders hide are listed too, and marked."
+    ),
+    "out": (
+        "Everything that this unit contributes to. Share: |weight| over Σ|weight| of all edges into the other unit. "
+        "Edges that the sliders hide are listed too, and marked."
+    ),
+    "balance": (
+        "Sum of all edges into this unit, with their signs. Where the graph is complete, this and the unit's own "
+        "constants give its pre-activation."
+    ),
+    "errors_in": (
+        "Share of |weight| into this unit that comes from errors: what dictionaries leave unexplained. High: read the "
+        "rest with care."
+    ),
+    "activation": "How active the unit is at its position, on this prompt.",
+    "loadings": (
+        "The attention heads that carry this edge, with their share of Σ|loading|. What is counted, and whether the "
+        "numbers of several layers add up, stands beside the title."
+    ),
+    "heads_needed": "The fewest heads, largest first, whose |loadings| reach 90 % of Σ|loading| of this edge.",
+    "head_map": "Σ|loading| over all edges of the graph that have loadings, by layer and head. Darker is more.",
+    "edge_map": "Loadings of this edge by layer and head. Blue carries in the edge's favour, red against it.",
+    "attention": (
+        "Why a query looks at a key: the score before the softmax is a sum over pairs of a unit on the query side and "
+        "a unit on the key side. Blue raises the score, red lowers it."
+    ),
+    "pairs": "Pairs of a query-side and a key-side unit, the largest first. Share: of the sum over all pairs.",
+    "marginals": "What one unit contributes, summed over all units of the other side.",
+    "modes": "The same pairs split over the singular modes of the head's query-key matrix.",
+    "against": "Softmax sees differences only; this table explains the score minus that of the key named here.",
+    "supernodes": (
+        "Named groups of units, saved with the graph. Pin units, name the group, download: the file holds the groups "
+        "in the form of the graph's own folder, and this page loads it again."
+    ),
+    "between": "Sum of the edges from the units of one group to those of another, with their signs.",
+    "both": "Units and edges of both graphs are drawn whole, those of one graph alone in that graph's colour.",
+}
+
+SCORES: dict[str, tuple[str, str]] = {
+    "replacement": (
+        "Replacement score",
+        "Of the influence that reaches the targets, the share that starts at tokens and not at errors. 100 %: the "
+        "units explain every path from the prompt to the answer. Computed before pruning.",
+    ),
+    "completeness": (
+        "Completeness",
+        "Of the input of every unit, weighted by its influence, the share that does not come from errors. It forgives "
+        "errors that the replacement score counts along whole paths. Computed before pruning.",
+    ),
+    "error_share": ("Error share", "Of Σ|weight| in the graph, the share of edges that start at an error."),
+}
+"""Label and meaning of the scores that we know; others are shown under their own name."""
+
+
+def score_tiles(scores: Mapping[str, float]) -> list[dict[str, str]]:
+    """The scores as large numbers: those we know first, as percentages."""
+    tiles = []
+    for name in [*(name for name in SCORES if name in scores), *(name for name in scores if name not in SCORES)]:
+        label, meaning = SCORES.get(name, (name.replace("_", " ").capitalize(), ""))
+        share = name in SCORES or name.endswith(("_share", "_score"))
+        value = f"{100 * scores[name]:.1f} %" if share else f"{scores[name]:.4g}"
+        tiles.append({"name": name, "label": label, "value": value.replace("-", "−"), "help": meaning})
+    return tiles
