@@ -89,8 +89,8 @@ def test_bad_graphs_are_refused():
 
 def test_bad_exports_are_refused():
     entries = Graph(HEADS[:3], [0], [1], [1], PROVENANCE).to_dict()
-    with pytest.raises(CorruptFileError, match="format 2"):
-        Graph.from_dict({**entries, "format": 2})
+    with pytest.raises(CorruptFileError, match="format 3"):
+        Graph.from_dict({**entries, "format": 3})
     with pytest.raises(CorruptFileError, match="lacks weight"):
         Graph.from_dict({k: v for k, v in entries.items() if k != "weight"})
     with pytest.raises(CorruptFileError, match="activations"):

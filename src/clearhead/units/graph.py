@@ -5,71 +5,74 @@ its protocol names. The algebra is that of sparse matrices: `merge` adds, `diff`
 heaviest edges. Nothing here measures an effect; tracing and patching build graphs, pages draw them.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict
+from types import MappingProxyType
 from typing import Any, Self
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from clearhead.errors import ClearheadError, CorruptFileError, NonFiniteError, UnknownNameError
+from clearhead.units.algebra import combine
+from clearhead.units.annotations import AttentionTable, Loadings, Supernode, check_entries, whole_numbers
+from clearhead.units.order import topological_order
+from clearhead.units.provenance import Provenance
 from clearhead.units.unit import Unit
 
-FORMAT = 1
-"""Version of the exported dictionary."""
+FORMAT = 2
+"""Version of the exported dictionary; 1 had edges and activations alone."""
 
-
-@dataclass(frozen=True)
-class Provenance:
-    """Where a graph's numbers come from: enough to compute them again."""
-
-    model: str
-    protocol: str
-    """What a weight means and how it was measured."""
-    prompt: str = ""
-    token_ids: tuple[int, ...] = ()
-    versions: Mapping[str, str] = field(default_factory=dict)
-    seed: int | None = None
-    parents: tuple["Provenance", ...] = ()
-    """Provenance of the graphs this one was computed from."""
-
-    @classmethod
-    def from_dict(cls, entries: Mapping[str, Any]) -> Self:
-        """Inverse of `dataclasses.asdict`; raises `UnknownNameError` for an entry that does not exist."""
-        known = {f.name for f in fields(cls)}
-        for name in entries:
-            if name not in known:
-                raise UnknownNameError("provenance entry", name, known)
-        for name in ("model", "protocol"):
-            if name not in entries:
-                raise CorruptFileError(f"provenance without {name!r}; has {', '.join(sorted(entries)) or 'nothing'}")
-        return cls(
-            **{
-                **entries,
-                "token_ids": tuple(entries.get("token_ids", ())),
-                "parents": tuple(cls.from_dict(parent) for parent in entries.get("parents", ())),
-            }
-        )
+EDGES = ("format", "provenance", "units", "activation", "source", "target", "weight")
+ANNOTATIONS = ("values", "loadings", "attention", "supernodes", "scores", "tokens")
+NONE: Mapping[str, Any] = MappingProxyType({})
 
 
 class Graph:
     """Units and edges: edge e goes from `units[source[e]]` to `units[target[e]]` with `weight[e]`.
 
     source, target: int64 [edges]; weight: float64 [edges]. Accepts anything numpy can read, torch tensors on the
-    CPU included. Raises `ClearheadError` for repeated units, repeated edges, edges to units that are not there, and
-    arrays of different lengths; `NonFiniteError` for a weight that is NaN or infinite.
+    CPU included. Beside them, each optional:
+
+    values: named numbers, float64 [units] each; NaN where a unit has no such number. Names that pages and exports
+        know: `influence` (cumulative share 0 to 1, small for the most important), `probability` (of a logit).
+    loadings: which heads carry each edge. attention: why heads look where they look.
+    supernodes: named groups of units. scores: named numbers of the whole graph. tokens: strings of the prompt.
+
+    Raises `ClearheadError` for repeated units, repeated edges, edges to units that are not there, and arrays of
+    different lengths; `NonFiniteError` for a weight or score that is NaN or infinite; `UnknownNameError` for a
+    supernode of units that are not there. Cycles are allowed; `check_acyclic` refuses them where they do harm.
     """
 
     def __init__(
-        self, units: Sequence[Unit], source: ArrayLike, target: ArrayLike, weight: ArrayLike, provenance: Provenance
+        self,
+        units: Sequence[Unit],
+        source: ArrayLike,
+        target: ArrayLike,
+        weight: ArrayLike,
+        provenance: Provenance,
+        *,
+        values: Mapping[str, ArrayLike] = NONE,
+        loadings: Loadings | None = None,
+        attention: Sequence[AttentionTable] = (),
+        supernodes: Sequence[Supernode] = (),
+        scores: Mapping[str, float] = NONE,
+        tokens: Sequence[str] = (),
     ):
         self.units = tuple(units)
-        self.source = _places(source, "source")
-        self.target = _places(target, "target")
+        self.source = whole_numbers(source, "source")
+        self.target = whole_numbers(target, "target")
         self.weight: NDArray[np.float64] = np.atleast_1d(np.asarray(weight, dtype=np.float64))
         self.provenance = provenance
+        self.values = {name: np.asarray(array, dtype=np.float64) for name, array in values.items()}
+        self.loadings = loadings
+        self.attention = tuple(attention)
+        self.supernodes = tuple(supernodes)
+        self.scores = {name: float(score) for name, score in scores.items()}
+        self.tokens = tuple(tokens)
         self._place = {unit: place for place, unit in enumerate(self.units)}
         self._validate()
+        self._validate_annotations()
 
     def _validate(self) -> None:
         if len(self._place) != len(self.units):
@@ -89,16 +92,45 @@ class Graph:
         finite = np.isfinite(self.weight)
         if not finite.all():
             edge = int(np.argmin(finite))
-            raise NonFiniteError(f"edge {edge} ({self._describe(edge)}) has weight {self.weight[edge]}")
+            raise NonFiniteError(f"edge {edge} ({self.describe(edge)}) has weight {self.weight[edge]}")
         keys, first = np.unique(self._keys(), return_index=True)
         if len(keys) != len(self.weight):
             edge = int(np.setdiff1d(np.arange(len(self.weight)), first)[0])
-            raise ClearheadError(f"the edge {self._describe(edge)} appears more than once; add its weights first")
+            raise ClearheadError(f"the edge {self.describe(edge)} appears more than once; add its weights first")
+
+    def _validate_annotations(self) -> None:
+        for name, array in self.values.items():
+            if array.shape != (len(self.units),):
+                raise ClearheadError(f"values {name!r} have shape {array.shape}, but there are {len(self.units)} units")
+            if np.isinf(array).any():
+                raise NonFiniteError(f"{name} of {self.units[int(np.argmax(np.isinf(array)))]} is infinite")
+        for name, score in self.scores.items():
+            if not np.isfinite(score):
+                raise NonFiniteError(f"the score {name!r} is {score}")
+        if self.loadings is not None and len(self.loadings) and self.loadings.edge.max() >= len(self):
+            raise ClearheadError(f"a loading names edge {self.loadings.edge.max()}, but there are {len(self)} edges")
+        for what, names in (
+            ("supernode", [group.name for group in self.supernodes]),
+            ("attention table", [f"{table.unit} against {table.against}" for table in self.attention]),
+        ):
+            if len(set(names)) != len(names):
+                raise ClearheadError(f"{what} {next(n for n in names if names.count(n) > 1)} appears more than once")
+        for group in self.supernodes:
+            for name in group.units:
+                self.place(name)
+        ids = self.provenance.token_ids
+        if self.tokens and ids and len(self.tokens) != len(ids):
+            raise ClearheadError(f"there are {len(self.tokens)} tokens but {len(ids)} token ids in the provenance")
+        if self.tokens:
+            for unit in self.units:
+                if unit.position is not None and unit.position >= len(self.tokens):
+                    raise ClearheadError(f"unit {unit} lies beyond the prompt of {len(self.tokens)} tokens")
 
     def _keys(self) -> NDArray[np.int64]:
         return self.source * len(self.units) + self.target
 
-    def _describe(self, edge: int) -> str:
+    def describe(self, edge: int) -> str:
+        """An edge in words: `head.0.1 → logit.5@3`."""
         return f"{self.units[self.source[edge]]} → {self.units[self.target[edge]]}"
 
     def __len__(self) -> int:
@@ -139,47 +171,64 @@ class Graph:
         before = np.concatenate([[0.0], np.cumsum(size[order])[:-1]]) if len(order) else size
         # an edge is kept while those heavier than it fall short of the share; zero edges carry nothing
         kept = np.sort(order[(before < share * size.sum() * (1 - 1e-12)) & (size[order] > 0)])
-        return self._restrict(kept)
+        return self.select(np.unique(np.concatenate([self.source[kept], self.target[kept]])), kept)
 
-    def _restrict(self, edges: NDArray[np.int64]) -> "Graph":
-        source, target, weight = self.source[edges], self.target[edges], self.weight[edges]
-        places = np.unique(np.concatenate([source, target]))
+    def restrict(self, units: Iterable[Unit | str]) -> "Graph":
+        """These units and the edges between them, in the order stored; raises `UnknownNameError`."""
+        keep = np.zeros(len(self.units), dtype=bool)
+        keep[[self.place(unit) for unit in units]] = True
+        return self.select(np.flatnonzero(keep), np.flatnonzero(keep[self.source] & keep[self.target]))
+
+    def select(self, units: NDArray[np.int64], edges: NDArray[np.int64]) -> "Graph":
+        """Some units and some of the edges between them, both as ascending places, with all that is said of them.
+
+        A supernode keeps its units that are left. An attention table is dropped with its unit, or, where that is no
+        unit of the graph, with the last loading on its head.
+        """
+        loadings = None if self.loadings is None else self.loadings.select(edges)
+        left = [self.units[p] for p in units]
+        explained = _explained(self.units, self.loadings) - _explained(left, loadings)
+        ids = {unit.id for unit in left}
+        groups = [Supernode(group.name, tuple(u for u in group.units if u in ids)) for group in self.supernodes]
         return Graph(
-            [self.units[p] for p in places],
-            np.searchsorted(places, source),
-            np.searchsorted(places, target),
-            weight,
+            left,
+            np.searchsorted(units, self.source[edges]),
+            np.searchsorted(units, self.target[edges]),
+            self.weight[edges],
             self.provenance,
+            values={name: array[units] for name, array in self.values.items()},
+            loadings=loadings,
+            attention=[table for table in self.attention if not explained & _explained_by(table)],
+            supernodes=[group for group in groups if group.units],
+            scores=self.scores,
+            tokens=self.tokens,
         )
 
-    def merge(self, other: "Graph") -> "Graph":
-        """Union of units and edges; an edge in both has the sum of the two weights."""
-        return self._add(other, 1.0, "sum")
+    def merge(self, *others: "Graph", from_end: bool = False) -> "Graph":
+        """Union of units and edges; an edge in several has the sum of the weights, a unit the mean of its values.
 
-    def diff(self, other: "Graph") -> "Graph":
-        """Subtract `other`: union of units and edges, weights subtracted; edges that cancel stay at 0."""
-        return self._add(other, -1.0, "difference")
+        `from_end` counts positions from the end of each prompt. Loadings are kept where all graphs have them.
+        """
+        graphs = [self, *others]
+        return Graph(**combine(graphs, [1.0] * len(graphs), "sum", from_end))
 
-    def _add(self, other: "Graph", sign: float, word: str) -> "Graph":
-        units = list(dict.fromkeys([*self.units, *other.units]))
-        place = {unit: p for p, unit in enumerate(units)}
-        moved = np.array([place[unit] for unit in other.units], dtype=np.int64)
-        keys = np.concatenate(
-            [
-                self.source * len(units) + self.target,
-                moved[other.source] * len(units) + moved[other.target],
-            ]
-        )
-        edges, where = np.unique(keys, return_inverse=True)
-        weight = np.bincount(where, np.concatenate([self.weight, sign * other.weight]), minlength=len(edges))
-        parents = (self.provenance, other.provenance)
-        protocol = parents[0].protocol if parents[0].protocol == parents[1].protocol else "mixed protocols"
-        model = parents[0].model if parents[0].model == parents[1].model else "several models"
-        joined = Provenance(model=model, protocol=f"{word} of two graphs: {protocol}", parents=parents)
-        return Graph(units, edges // max(len(units), 1), edges % max(len(units), 1), weight, joined)
+    def diff(self, other: "Graph", *, from_end: bool = False) -> "Graph":
+        """Subtract `other`: union of units and edges, weights subtracted; edges that cancel stay at 0.
+
+        Values, scores and activations are subtracted where both graphs have them and missing elsewhere.
+        """
+        return Graph(**combine([self, other], [1.0, -1.0], "difference", from_end))
+
+    def check_acyclic(self) -> NDArray[np.int64]:
+        """Places of the units so that every edge goes to a later one; raises `ClearheadError` naming a cycle."""
+        return topological_order(self)
 
     def to_dict(self) -> dict[str, Any]:
         """A dictionary of plain Python values for JSON and for the atlas; vectors are left out."""
+        loadings = None
+        if self.loadings is not None:
+            loadings = {name: array.tolist() for name, array in self.loadings.arrays().items()}
+            loadings["kind"] = self.loadings.kind
         return {
             "format": FORMAT,
             "provenance": asdict(self.provenance),
@@ -188,25 +237,50 @@ class Graph:
             "source": self.source.tolist(),
             "target": self.target.tolist(),
             "weight": self.weight.tolist(),
+            "values": {
+                name: [None if np.isnan(value) else value for value in array.tolist()]
+                for name, array in self.values.items()
+            },
+            "loadings": loadings,
+            "attention": [table.to_dict() for table in self.attention],
+            "supernodes": [asdict(group) for group in self.supernodes],
+            "scores": dict(self.scores),
+            "tokens": list(self.tokens),
         }
 
     @classmethod
     def from_dict(cls, entries: Mapping[str, Any]) -> Self:
-        """Inverse of `to_dict`; raises `CorruptFileError` for missing entries or a format that is not ours."""
-        if entries.get("format") != FORMAT:
+        """Inverse of `to_dict`, format 1 included; raises `CorruptFileError` for entries missing or not ours."""
+        if entries.get("format") not in (1, FORMAT):
             raise CorruptFileError(
-                f"this graph has format {entries.get('format')!r}; this version of clearhead reads format {FORMAT}"
+                f"this graph has format {entries.get('format')!r}; this version of clearhead reads formats 1 to {FORMAT}"
             )
-        missing = {"provenance", "units", "activation", "source", "target", "weight"} - set(entries)
-        if missing:
-            raise CorruptFileError(f"this graph lacks {', '.join(sorted(missing))}")
+        check_entries("this graph", entries, (*EDGES, *ANNOTATIONS, "graph_id"), EDGES)
         if len(entries["activation"]) != len(entries["units"]):
             raise CorruptFileError(
                 f"this graph has {len(entries['units'])} units but {len(entries['activation'])} activations"
             )
         units = [_with_activation(*pair) for pair in zip(entries["units"], entries["activation"], strict=True)]
-        provenance = Provenance.from_dict(entries["provenance"])
-        return cls(units, entries["source"], entries["target"], entries["weight"], provenance)
+        loadings = entries.get("loadings")
+        if loadings is not None:
+            names = ("edge", "layer", "head", "weight", "kind")
+            check_entries("loadings", loadings, names, names)
+        groups = entries.get("supernodes", ())
+        for group in groups:
+            check_entries("a supernode", group, ("name", "units"), ("name", "units"))
+        return cls(
+            units,
+            entries["source"],
+            entries["target"],
+            entries["weight"],
+            Provenance.from_dict(entries["provenance"]),
+            values=entries.get("values", {}),
+            loadings=None if loadings is None else Loadings(**loadings),
+            attention=[AttentionTable.from_dict(table) for table in entries.get("attention", ())],
+            supernodes=[Supernode(group["name"], tuple(group["units"])) for group in groups],
+            scores=entries.get("scores", {}),
+            tokens=entries.get("tokens", ()),
+        )
 
 
 def _unit(unit: Unit | str) -> Unit:
@@ -218,8 +292,12 @@ def _with_activation(name: str, activation: float | None) -> Unit:
     return Unit(unit.kind, unit.layer, unit.index, unit.position, unit.part, activation=activation)
 
 
-def _places(values: ArrayLike, name: str) -> NDArray[np.int64]:
-    array = np.atleast_1d(np.asarray(values))
-    if array.size and not np.issubdtype(array.dtype, np.integer):
-        raise ClearheadError(f"{name} holds places of units, whole numbers; got {array.dtype}")
-    return array.astype(np.int64)
+def _explained(units: Iterable[Unit], loadings: Loadings | None) -> set[str]:
+    """Names of what attention tables of a graph may explain: its units, and heads that carry an edge."""
+    heads = set() if loadings is None else {f"head.{layer}.{head}" for layer, head in loadings.by_head()}
+    return {unit.id for unit in units} | heads
+
+
+def _explained_by(table: AttentionTable) -> set[str]:
+    unit = Unit.parse(table.unit)
+    return {unit.id} if unit.kind == "lorsa" else {unit.id, f"head.{unit.layer}.{unit.index}"}

@@ -7,8 +7,17 @@ A unit is named by kind and place, written `kind.numbers` and, when bound to one
     feature.4.17    transcoder or SAE feature 17 of layer 4       layer, index
     mode.5.3.0      singular mode 0 of head 3 of layer 5          layer, index, part
     edge.5.3.2@7    head 3 of layer 5, query 7 attending to key 2 layer, index, part
-    mlp.5  error.5  bias.5  the MLP, the reconstruction error, the bias of layer 5      layer
+    kvhead.5.1      key-value head 1 of layer 5, with the query heads that share it
+                                                                  layer, index
+    head_q.5.3      what head 3 of layer 5 receives to form its queries; head_k and head_v its keys and its values
+                                                                  layer, index
+    attn.5  mlp.5   all that the attention, the MLP of layer 5 writes                   layer
+    attn_error.5    what the Lorsa heads of layer 5 leave of its attention's output     layer
+    error.5         what the transcoder features of layer 5 leave of its MLP's output   layer
+    bias.5          every constant that layer 5 writes            layer
     embedding.11@0  logit.42@7  vocabulary entries 11 and 42      index
+    input           the embeddings of all tokens together         none
+    target.0        a number of the user's own, as a logit difference or a probe        index
 
 The name is the identity: two units are equal when their names are. Vectors and activation ride along and are not
 part of it. This module names and carries; it computes nothing and knows no model.
@@ -22,19 +31,28 @@ from clearhead.errors import ClearheadError, UnknownNameError
 
 KINDS: dict[str, tuple[str, ...]] = {
     "head": ("layer", "index"),
+    "kvhead": ("layer", "index"),
+    "head_q": ("layer", "index"),
+    "head_k": ("layer", "index"),
+    "head_v": ("layer", "index"),
     "lorsa": ("layer", "index"),
     "feature": ("layer", "index"),
     "mode": ("layer", "index", "part"),
     "edge": ("layer", "index", "part"),
+    "attn": ("layer",),
     "mlp": ("layer",),
+    "attn_error": ("layer",),
     "error": ("layer",),
     "bias": ("layer",),
     "embedding": ("index",),
     "logit": ("index",),
+    "input": (),
+    "target": ("index",),
 }
 """Which numbers name a unit of each kind, in the order they are written."""
 
-_ID = re.compile(r"([a-z]+)((?:\.\d+)*)(?:@(\d+))?")
+# at most 18 digits: what an int64 holds
+_ID = re.compile(r"([a-z_]+)((?:\.[0-9]{1,18})*)(?:@([0-9]{1,18}))?")
 
 
 @dataclass(frozen=True)
@@ -66,7 +84,7 @@ class Unit:
             number = getattr(self, name)
             if (number is None) == (name in KINDS[self.kind]):
                 raise ClearheadError(
-                    f"a unit of kind {self.kind!r} is named by {' and '.join(KINDS[self.kind])}; got {name}={number}"
+                    f"a unit of kind {self.kind!r} is named by {_named_by(self.kind)}; got {name}={number}"
                 )
         for name in ("layer", "index", "part", "position"):
             number = getattr(self, name)
@@ -76,8 +94,8 @@ class Unit:
     @property
     def id(self) -> str:
         """The name: `lorsa.12.345`, `head.5.3@7`."""
-        numbers = ".".join(str(getattr(self, name)) for name in KINDS[self.kind])
-        return f"{self.kind}.{numbers}" + ("" if self.position is None else f"@{self.position}")
+        name = ".".join([self.kind, *(str(getattr(self, name)) for name in KINDS[self.kind])])
+        return name + ("" if self.position is None else f"@{self.position}")
 
     def __str__(self) -> str:
         return self.id
@@ -93,8 +111,12 @@ class Unit:
             raise UnknownNameError("kind of unit", kind, KINDS)
         if len(numbers) != len(KINDS[kind]):
             raise ClearheadError(
-                f"a unit of kind {kind!r} is named by {' and '.join(KINDS[kind])}, as in "
+                f"a unit of kind {kind!r} is named by {_named_by(kind)}, as in "
                 f"{kind}{'.0' * len(KINDS[kind])}; got {text!r}"
             )
         place = dict(zip(KINDS[kind], map(int, numbers), strict=True))
         return cls(kind, **place, position=None if position is None else int(position))
+
+
+def _named_by(kind: str) -> str:
+    return " and ".join(KINDS[kind]) or "no number"
