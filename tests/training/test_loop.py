@@ -110,7 +110,9 @@ def assert_same_updates(tiny, config, first: Path, second: Path) -> None:
     Without a rotation a key bias shifts all scores of a query alike, so its gradient is rounding alone.
     """
     source, blocks = train_module.open_source(tiny, config)
-    start = train_module.build_lorsa(tiny, config, source, blocks, fresh=True)[0].state_dict()
+    lorsa = train_module.empty_lorsa(tiny, config)
+    train_module.initialise_lorsa(lorsa, tiny, config, source, blocks)
+    start = lorsa.state_dict()
     one, two = (load_tensors(list_checkpoints(run)[-1] / "module.safetensors") for run in (first, second))
     for name in one.keys() - {"b_K"}:
         update = (one[name] - start[name]).norm()

@@ -6,6 +6,15 @@ Nothing here loads torch or transformers or touches a file.
 """
 
 from clearhead.config.bench import BenchGated, BenchLorsa, BenchSpectral, BenchZPattern
+from clearhead.config.dictionaries import (
+    FeatureActivation,
+    Tracker,
+    TrainClt,
+    TrainDictionary,
+    TrainFeatures,
+    TrainSae,
+    TrainTranscoder,
+)
 from clearhead.config.frontier import Frontier
 from clearhead.config.lorsa import (
     Activation,
@@ -15,7 +24,6 @@ from clearhead.config.lorsa import (
     Harvest,
     Initialisation,
     OfRun,
-    Tracker,
     TrainLorsa,
 )
 from clearhead.config.pretrain import Architecture, Pretrain
@@ -34,6 +42,9 @@ VERBS: dict[str, type[Verb]] = {
         Demo,
         Harvest,
         TrainLorsa,
+        TrainTranscoder,
+        TrainClt,
+        TrainSae,
         Evaluate,
         Analyze,
         View,
@@ -68,6 +79,7 @@ __all__ = [
     "Demo",
     "Dtype",
     "Evaluate",
+    "FeatureActivation",
     "Frontier",
     "Harvest",
     "Initialisation",
@@ -85,7 +97,12 @@ __all__ = [
     "SpectralTrace",
     "Split",
     "Tracker",
+    "TrainClt",
+    "TrainDictionary",
+    "TrainFeatures",
     "TrainLorsa",
+    "TrainSae",
+    "TrainTranscoder",
     "Verb",
     "View",
     "resolve_layer",

@@ -7,11 +7,11 @@ from typing import ClassVar, Literal
 
 from tyro.conf import Positional
 
+from clearhead.config.dictionaries import TrainDictionary
 from clearhead.config.verb import Dtype, OfModel, Split, Verb, resolve_layer
 
 Activation = Literal["topk", "batchtopk", "jumprelu", "relu", "signed-topk"]
 Initialisation = Literal["data", "original", "random", "reference"]
-Tracker = Literal["none", "wandb", "trackio", "tensorboard"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,15 +66,11 @@ class Harvest(OfModel):
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrainLorsa(OfModel):
+class TrainLorsa(TrainDictionary):
     """Train a Lorsa: thousands of rank-1 heads that together reproduce one attention layer."""
 
     verb: ClassVar[str] = "train lorsa"
 
-    seed: int = 0
-    """Seed of every random choice; the batch order is a function of seed and step alone."""
-    tokens: int = 400_000
-    """Tokens to train on; more than the text holds means several epochs, reshuffled each time."""
     heads: int | None = None
     """Number of Lorsa heads H. Derived: 8 times the model's width."""
     groups: int | None = None
@@ -85,46 +81,19 @@ class TrainLorsa(OfModel):
     """Which heads stay active at a token."""
     init: Initialisation = "data"
     """Starting weights: components of the original heads' outputs, their weights, noise, or the reference package's."""
-    lr: float = 1e-3
-    """Peak learning rate of Adam."""
     qk_lr_factor: float = 0.3
     """Learning rate of queries and keys, as a multiple of --lr."""
-    batch_tokens: int = 256
-    """Tokens per step, a multiple of the context. At a fixed number of tokens, more steps beat larger ones."""
-    warmup_share: float = 0.02
-    """Share of the steps over which the learning rate rises from 0."""
-    decay_share: float = 0.7
-    """Share of the steps, at the end, over which the learning rate falls to 2 % of its peak."""
-    k_anneal_share: float = 0.2
-    """Share of the steps over which K falls to its final value."""
-    k_start_factor: float = 4.0
-    """K at the first step, as a multiple of its final value."""
-    aux_k: int = 256
-    """Dead heads that help to predict what the active ones missed (AuxK); 0 turns it off."""
-    dead_after_tokens: int = 10_000
-    """A head that was active nowhere in this many tokens counts as dead for AuxK."""
     l0_weight: float = 0.0
     """Weight of the sparsity term of relu (L1) and jumprelu (L0), which need one; the other activations have none."""
-    grad_clip: float = 0.0
-    """Largest gradient norm; 0 turns clipping off."""
-    bf16: bool = False
-    """Compute the Lorsa in bfloat16 with float32 weights; slower than float32 on most CPUs."""
     store: Path | None = None
     """Activation store written by `clearhead harvest`. Derived: none, activations are computed as they are needed."""
-    checkpoint_every: int = 200
-    """Steps between checkpoints; Ctrl-C writes one too."""
-    tracker: Tracker = "none"
-    """Where metrics go besides metrics.jsonl."""
     out: Path | None = None
     """Run directory. Derived: runs/<model>-<layer>-h<heads>-k<k>-<init>."""
-    resume: bool = True
-    """Continue a run directory that holds the same configuration; otherwise refuse to write into it."""
 
     def validate(self) -> None:
-        """Counts are positive, K fits into the heads, groups divide them, blocks fill the batch, shares are shares."""
+        """Besides what all trainings check: K fits into the heads, groups divide them, sparsity has one source."""
         super().validate()
-        self._positive("tokens", "heads", "groups", "k", "lr")
-        self._positive("checkpoint-every", "dead-after-tokens", "k-start-factor")
+        self._positive("heads", "groups")
         if self.heads is not None:
             self._refuse(self.k > self.heads, "k", f"at most all {self.heads} heads can be active; see --heads")
             self._refuse(
@@ -132,15 +101,7 @@ class TrainLorsa(OfModel):
                 "groups",
                 f"it must divide the {self.heads} heads into equal groups",
             )
-        self._refuse(
-            self.batch_tokens < self.context or self.batch_tokens % self.context != 0,
-            "batch-tokens",
-            f"a batch holds whole blocks; give a multiple of --context {self.context}",
-        )
-        for share in ("warmup-share", "decay-share", "k-anneal-share"):
-            self._refuse(not 0 <= getattr(self, share.replace("-", "_")) <= 1, share, "a share lies between 0 and 1")
-        self._refuse(self.warmup_share + self.decay_share > 1, "warmup-share", "more than --decay-share leaves")
-        for option in ("aux-k", "l0-weight", "grad-clip", "qk-lr-factor"):
+        for option in ("l0-weight", "qk-lr-factor"):
             self._refuse(getattr(self, option.replace("-", "_")) < 0, option, "give 0 to turn it off")
         kind, by_weight = self.activation, self.activation in ("relu", "jumprelu")
         advice = "begin with --l0-weight 0.5 and raise it until the l0 in metrics.jsonl is low enough"
@@ -163,21 +124,17 @@ class TrainLorsa(OfModel):
         """The run directory; defined once `layer` and `heads` are."""
         return self.out or Path("runs") / f"{Path(self.model).name}-{self.layer}-h{self.heads}-k{self.k}-{self.init}"
 
-    def steps(self) -> int:
-        """Optimiser steps: tokens divided by tokens per step, rounded up."""
-        return -(-self.tokens // self.batch_tokens)
-
 
 @dataclass(frozen=True, kw_only=True)
 class Evaluate(OfRun):
-    """Measure a Lorsa (FVU, L0, loss with the layer replaced) or a sparse model (edges) on held-out text."""
+    """Measure a dictionary (FVU, L0, loss with its site replaced) or a sparse model (edges) on held-out text."""
 
     verb: ClassVar[str] = "evaluate"
 
     run: Positional[Path]
-    """Directory written by `clearhead train lorsa` or `clearhead sparsify`, or the folder of a sparse model."""
+    """Directory written by `clearhead train ...` or `clearhead sparsify`, or the folder of a sparse model."""
     downstream_tokens: int = 20_000
-    """Lorsa: tokens for the loss with the layer replaced, which needs the whole model; 0 leaves it out."""
+    """Dictionary: tokens for the loss with the site replaced, which needs the whole model; 0 leaves it out."""
     retrieval: str | None = None
     """Sparse model: lengths of passkey and needle prompts, as 1024,2048. Derived: 512, doubled up to its context."""
     out: Path | None = None

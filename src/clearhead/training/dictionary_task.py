@@ -29,7 +29,9 @@ from clearhead.training.dead import DeadUnits, aux_loss, fired
 from clearhead.training.optim import Schedule
 
 THRESHOLD_MEMORY = 0.99  # of the running batchtopk threshold; the average over the last hundred steps
-TANH_SCALE = 4.0  # c: a unit that changes the output by a quarter of a typical entry is hardly cheaper than a strong one
+TANH_SCALE = (
+    4.0  # c: a unit that changes the output by a quarter of a typical entry is hardly cheaper than a strong one
+)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -58,27 +58,28 @@ def layer_of(config: TrainLorsa) -> int:
     return config.layer
 
 
-def build_lorsa(
-    model: Model, config: TrainLorsa, _: Source[Activations], blocks: TokenBlocks, *, fresh: bool
-) -> tuple[Lorsa, Scales]:
-    """A Lorsa of the configured size with initial weights; `fresh=False` leaves them to the checkpoint.
-
-    Whatever starts from the model's own queries and keys first rebuilds the model's scores from them: a rotation or
-    norm read wrongly would otherwise start, and stay, as a quietly wrong pattern.
-    """
-    layer = layer_of(config)
-    geometry = attention_geometry(model, layer)
+def empty_lorsa(model: Model, config: TrainLorsa) -> Lorsa:
+    """A Lorsa of the configured size with the geometry of the layer, all weights 0."""
     shape = lorsa_config(
-        geometry,
+        attention_geometry(model, layer_of(config)),
         model.d_model,
         heads=int(config.heads or 0),
         groups=int(config.groups or 0),
         k=config.k,
         activation=config.activation,
     )
-    lorsa = Lorsa(shape)
-    if not fresh:
-        return lorsa, Scales(1.0, 1.0)
+    return Lorsa(shape)
+
+
+def initialise_lorsa(
+    lorsa: Lorsa, model: Model, config: TrainLorsa, _: Source[Activations], blocks: TokenBlocks
+) -> Scales:
+    """Fill the initial weights of `lorsa`, in place, and return the scales of the layer.
+
+    Whatever starts from the model's own queries and keys first rebuilds the model's scores from them: a rotation or
+    norm read wrongly would otherwise start, and stay, as a quietly wrong pattern.
+    """
+    layer = layer_of(config)
     if config.init != "random":
         verify_scores(model, layer)
     chosen = indices(config.seed, 0, min(SAMPLE_BLOCKS, len(blocks)), len(blocks))
@@ -86,7 +87,7 @@ def build_lorsa(
     scales = measure_scales(sample.x, sample.y)
     weights = attention_weights(model, layer)
     initialise(lorsa, config.init, weights, sample, scales.input, scales.output, config.seed)
-    return lorsa.train(), scales
+    return scales
 
 
 def _resolve(config: TrainLorsa, model: Model) -> TrainLorsa:
@@ -113,4 +114,4 @@ def _sites(config: TrainLorsa, _: Model) -> dict[str, Any]:
     return {"layer": layer, "input_site": f"attn_in.{layer}", "output_site": f"attn_out.{layer}"}
 
 
-LORSA = Recipe("lorsa", _resolve, open_source, build_lorsa, _task, _sizes, _sites)
+LORSA = Recipe("lorsa", _resolve, open_source, empty_lorsa, initialise_lorsa, _task, _sizes, _sites)

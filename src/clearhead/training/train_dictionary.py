@@ -40,8 +40,10 @@ class Recipe:
     """The configuration with every derived field filled in."""
     open_source: Callable[[Model, Any], tuple[Source[Activations], TokenBlocks]]
     """The activations to train on, and the text they come from."""
-    build: Callable[..., tuple[Any, Scales]]
-    """(model, config, source, blocks, fresh=) -> the module and the scales; not fresh: its checkpoint fills them."""
+    empty: Callable[[Model, Any], Any]
+    """The module of the configured size, not initialised."""
+    initialise: Callable[..., Scales]
+    """(module, model, config, source, blocks) -> fills the initial weights, in place; returns the scales."""
     task: Callable[[Any, Scales, Any], DictionaryTask]
     """The loop's task, from module, scales and configuration."""
     sizes: Callable[[Any], dict[str, Any]]
@@ -68,7 +70,9 @@ def train_dictionary(config: TrainDictionary, recipe: Recipe) -> dict[str, Any]:
         source, blocks = recipe.open_source(model, config)
         batch_blocks = config.batch_tokens // config.context
         check_source(source, batch_blocks, accelerator.num_processes)
-        module, scales = recipe.build(model, config, source, blocks, fresh=not list_checkpoints(run.path))
+        module, scales = recipe.empty(model, config).train(), Scales(1.0, 1.0)
+        if not list_checkpoints(run.path):  # else the checkpoint fills both
+            scales = recipe.initialise(module, model, config, source, blocks)
         if module.config.activation == "batchtopk" and accelerator.num_processes > 1:
             raise ClearheadError("batchtopk ranks a whole batch; train it in one process, or use --activation topk")
         task = recipe.task(module.to(accelerator.device), scales, config)

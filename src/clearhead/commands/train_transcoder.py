@@ -1,0 +1,17 @@
+"""`clearhead train transcoder`: trains, then prints the numbers of the run and what to do with it."""
+
+from typing import Any
+
+from clearhead.commands.trained_features import plan_features, show_trained
+from clearhead.config import TrainTranscoder
+from clearhead.training.transcoder import TRANSCODER, train_transcoder
+
+
+def run(config: TrainTranscoder) -> None:
+    """Train, and print the summary."""
+    show_trained(config, train_transcoder(config))
+
+
+def plan(config: TrainTranscoder) -> dict[str, Any]:
+    """Derived values, parameters, memory and time of a training, none of which is begun."""
+    return plan_features(config, TRANSCODER)
