@@ -123,7 +123,7 @@ class AttentionTable:
             for entry in getattr(self, name):
                 if len(entry) != len(types) or not all(map(isinstance, entry, types)):
                     raise ClearheadError(
-                        f"{name} of the attention table of {self.unit} have {len(types)} parts, names of units first and "
+                        f"{name} of the attention table of {self.unit} have {len(types)} parts, names of units first, "
                         f"a number last; got {entry}"
                     )
         if Unit.parse(self.unit).kind not in ("edge", "lorsa"):

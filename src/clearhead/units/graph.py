@@ -253,7 +253,7 @@ class Graph:
         """Inverse of `to_dict`, format 1 included; raises `CorruptFileError` for entries missing or not ours."""
         if entries.get("format") not in (1, FORMAT):
             raise CorruptFileError(
-                f"this graph has format {entries.get('format')!r}; this version of clearhead reads formats 1 to {FORMAT}"
+                f"this graph has format {entries.get('format')!r}; this clearhead reads formats 1 to {FORMAT}"
             )
         check_entries("this graph", entries, (*EDGES, *ANNOTATIONS, "graph_id"), EDGES)
         if len(entries["activation"]) != len(entries["units"]):
