@@ -69,7 +69,7 @@ def generate(model: Model, n: int, seed: int, corrupt: str | None = None) -> tup
 def _starts(model: Model, century: int) -> list[Start]:
     """The spans that may begin in a century: by two digits, else by one, else none."""
     prompt = SENTENCE.format(noun="war", century=century, start=FIRST_YEAR)
-    years = _continuations(model, prompt, [f"{year:02}" for year in range(100)])
+    years = continuations(model, prompt, [f"{year:02}" for year in range(100)])
     if len(years) >= FEWEST_YEARS and FIRST_YEAR in years:
         begin = [year for year in years if FIRST_YEAR < year < years[-1]]
         return [
@@ -77,12 +77,12 @@ def _starts(model: Model, century: int) -> list[Start]:
             for year in begin
         ]
     digits = [str(digit) for digit in range(10)]
-    if any(_continuations(model, text, digits) != digits for text in (prompt, *(prompt + ten for ten in digits))):
+    if any(continuations(model, text, digits) != digits for text in (prompt, *(prompt + ten for ten in digits))):
         return []
     return [Start(century, ten, tuple(digits[int(ten) + 1 :]), tuple(digits[: int(ten)])) for ten in digits[1:-1]]
 
 
-def _continuations(model: Model, prompt: str, texts: list[str]) -> list[str]:
+def continuations(model: Model, prompt: str, texts: list[str]) -> list[str]:
     """Those of the texts that are one token behind the prompt and leave its own tokens as they are."""
     ids = model.tokenize(prompt)[0].tolist()
     return [text for text in texts if model.tokenize(prompt + text)[0].tolist()[:-1] == ids]

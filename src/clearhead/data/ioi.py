@@ -18,6 +18,8 @@ from typing import NamedTuple
 import numpy as np
 
 from clearhead.data.task_item import TaskItem
+from clearhead.data.task_tokens import token_ids
+from clearhead.data.templates import end_of_slot
 from clearhead.errors import ClearheadError, UnknownNameError
 from clearhead.model.access import Model
 from clearhead.ops.hash_rng import mix
@@ -104,9 +106,11 @@ def _item(model: Model, words: Words, index: int, seed: int, corrupt: str) -> Ta
     filled = slots | _people(order, io, s, s)
     changed = slots | _people(order, *(others if corrupt == "resample" else (io, s, io)))
     clean = TEMPLATES[number].format(**filled)
-    first, second, again = (_place(model, TEMPLATES[number], slot, filled) for slot in ("first", "second", "again"))
+    ids = token_ids(model, clean)
+    first, second, again = (
+        end_of_slot(model, TEMPLATES[number], slot, filled, ids) for slot in ("first", "second", "again")
+    )
     io_place, s1_place = (first, second) if order == "ABBA" else (second, first)
-    ids = model.tokenize(clean)[0]
     labels = {"IO": io_place, "S1": s1_place, "S1+1": s1_place + 1, "S2": again, "end": len(ids) - 1}
     return TaskItem(
         clean=clean,
@@ -115,22 +119,13 @@ def _item(model: Model, words: Words, index: int, seed: int, corrupt: str) -> Ta
         wrong_answers=(f" {s}",),
         template=f"ioi {number} {order}",
         labels=labels,
-        label_tokens=dict(zip(labels, model.token_strings(ids[list(labels.values())]), strict=True)),
+        label_tokens=dict(zip(labels, model.token_strings(ids[place] for place in labels.values()), strict=True)),
     )
 
 
 def _people(order: str, io: str, s1: str, s2: str) -> dict[str, str]:
     first, second = (io, s1) if order == "ABBA" else (s1, io)
     return {"first": first, "second": second, "again": s2}
-
-
-def _place(model: Model, template: str, slot: str, words: dict[str, str]) -> int:
-    """The index of the token of a slot: the last of the text up to its end. Raises where that text is cut elsewhere."""
-    head = template[: template.index(f"{{{slot}}}")].format(**words) + words[slot]
-    begin, whole = model.tokenize(head)[0].tolist(), model.tokenize(template.format(**words))[0].tolist()
-    if whole[: len(begin)] != begin:
-        raise ClearheadError(f"the tokenizer of {model.name} cuts {head!r} otherwise where the sentence goes on")
-    return len(begin) - 1
 
 
 def _draw(words: list[str], seed: int, index: int, purpose: int) -> list[str]:

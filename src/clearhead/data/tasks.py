@@ -25,24 +25,38 @@ import torch
 from jaxtyping import Bool, Float, Float32, Int64
 from torch import Tensor
 
-from clearhead.data import greater_than, ioi, repeated
+from clearhead.data import (
+    agreement,
+    antonym,
+    capitals,
+    docstring_task,
+    greater_than,
+    ioi,
+    pronoun,
+    repeated,
+    short_passkey,
+    sums,
+)
 from clearhead.data.task_item import TaskItem, read_items, write_items
+from clearhead.data.task_tokens import TokenIds, tokenised
 from clearhead.errors import ClearheadError, NonFiniteError, UnknownNameError
 from clearhead.model.access import Model
 
 __all__ = ["Measurement", "Task", "TaskBatch", "TaskItem", "logit_difference", "measure", "task"]
 
-TASKS = {"ioi": ioi.generate, "greater_than": greater_than.generate, "copy": repeated.generate}
+TASKS = {
+    "ioi": ioi.generate,
+    "greater_than": greater_than.generate,
+    "copy": repeated.generate,
+    "pronoun": pronoun.generate,
+    "docstring": docstring_task.generate,
+    "capitals": capitals.generate,
+    "agreement": agreement.generate,
+    "antonym": antonym.generate,
+    "passkey": short_passkey.generate,
+    "addition": sums.generate,
+}
 """Name -> generator of (model, n, seed, corrupt), where corrupt is None for the generator's default."""
-
-
-class TokenIds(NamedTuple):
-    """An item in a model's tokens."""
-
-    clean: list[int]
-    corrupt: list[int]
-    answers: list[int]
-    wrong_answers: list[int]
 
 
 class TaskBatch(NamedTuple):
@@ -76,7 +90,7 @@ class Task:
         tokens: dict[int, TokenIds] = {}
         refused: dict[int, str] = {}
         for index, item in enumerate(items):
-            found = _tokenised(model, item)
+            found = tokenised(model, item)
             if isinstance(found, str):
                 refused[index] = found
             else:
@@ -203,40 +217,6 @@ def logit_difference(logits: Float[Tensor, "b v"], rows: TaskBatch) -> Float[Ten
             for row, answers, wrong in zip(logits, rows.answers, rows.wrong_answers, strict=True)
         ]
     )
-
-
-def _tokenised(model: Model, item: TaskItem) -> TokenIds | str:
-    """The item's token ids, or why it has none."""
-    clean, corrupt = _ids(model, item.clean), _ids(model, item.corrupt)
-    if len(clean) != len(corrupt):
-        return "clean and corrupt differ in length"
-    if model.n_ctx is not None and len(clean) > model.n_ctx:
-        return "longer than the model's context"
-    if any(index >= len(clean) for index in item.labels.values()):
-        return "a label lies behind the last token"
-    if item.label_tokens:
-        names = list(item.label_tokens)
-        if model.token_strings(clean[item.labels[name]] for name in names) != list(item.label_tokens.values()):
-            return "labels of another tokenizer"
-    answers = [_continuation(model, item.clean, clean, text) for text in item.answers]
-    wrong = [_continuation(model, item.clean, clean, text) for text in item.wrong_answers]
-    if None in answers:
-        return "an answer of several tokens"
-    if None in wrong:
-        return "a wrong answer of several tokens"
-    if set(answers) & set(wrong):
-        return "an answer that is also a wrong answer"
-    return TokenIds(clean, corrupt, [a for a in answers if a is not None], [w for w in wrong if w is not None])
-
-
-def _continuation(model: Model, prompt: str, ids: list[int], answer: str) -> int | None:
-    """The token that `answer` is behind the prompt; None where it is several, or changes the prompt's own tokens."""
-    both = _ids(model, prompt + answer)
-    return both[-1] if both[:-1] == ids else None
-
-
-def _ids(model: Model, text: str) -> list[int]:
-    return model.tokenize(text)[0].tolist()
 
 
 def _count(refused: Mapping[int, str]) -> str:
