@@ -119,8 +119,8 @@ class Nodes:
 
         streams: what layer `begin` receives; all components below then count as they were in the run it is from.
         edit: further edits of sites that hold no component.
-        grad: keep the graph. Gates of a sparse model are then constants: the fused operation would let a straight-through
-            gradient pass, which is no derivative of anything that circuits measure.
+        grad: keep the graph. Gates of a sparse model are then constants: the fused operation would let a
+            straight-through gradient pass, which is no derivative of anything that circuits measure.
         """
         edits = self._edits(mask, opened.values, prompt, begin) | (edit or {})
         start = None if streams is None else (begin, streams)
