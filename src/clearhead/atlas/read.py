@@ -19,7 +19,7 @@ import pyarrow.parquet as pq
 from clearhead.atlas.schema import SCHEMA_VERSION, SINCE, TABLES, arrow_schema
 from clearhead.errors import ClearheadError, CorruptFileError, UnknownNameError, nearest
 from clearhead.runs import read_json
-from clearhead.units.graph import FORMAT, Graph
+from clearhead.units.graph import Graph
 
 Row = dict[str, Any]
 
@@ -110,7 +110,8 @@ class Atlas:
         if not rows:
             known = [row["graph_id"] for row in self.sql("select graph_id from graphs")]
             raise UnknownNameError("graph in this atlas", graph_id, known)
-        return Graph.from_dict({**rows[0], "provenance": json.loads(rows[0]["provenance"]), "format": FORMAT})
+        entries = {name: value for name, value in rows[0].items() if name != "graph_id"}
+        return Graph.from_dict({**entries, "provenance": json.loads(rows[0]["provenance"]), "format": 1})
 
     def _refuse_unit(self, unit_id: str) -> None:
         known = [row["unit_id"] for row in self.sql("select unit_id from units order by kind, layer, index")]

@@ -92,9 +92,14 @@ class AtlasWriter:
             )
 
     def append_graphs(self, graphs: Iterable[tuple[str, Graph]]) -> None:
-        """Add graphs under their names."""
+        """Add graphs under their names; raises `ClearheadError` for one with more than units and edges to keep."""
         rows: dict[str, list[Any]] = {column.name: [] for column in TABLES["graphs"]}
         for name, graph in graphs:
+            if graph.annotated:
+                raise ClearheadError(
+                    f"graph {name!r} has {', '.join(graph.annotated)}, for which an atlas has no columns; keep it as a "
+                    f"folder of its own (save_graph)"
+                )
             entries = {**graph.to_dict(), "graph_id": name}
             entries["provenance"] = json.dumps(entries["provenance"], ensure_ascii=False)
             for column in rows:

@@ -177,8 +177,18 @@ class AttentionTable:
         """Inverse of `dataclasses.asdict`, lists in place of tuples allowed."""
         known = [f.name for f in fields(cls)]
         check_entries("attention table", entries, known, required=("unit", "score", "total"))
-        rows = {name: tuple(map(tuple, entries.get(name, ()))) for name in ROWS}
-        return cls(**{**entries, **rows})
+        rows = {name: entries.get(name, []) for name in ROWS}
+        for name, given in rows.items():
+            if not isinstance(given, list | tuple) or not all(isinstance(row, list | tuple) for row in given):
+                raise CorruptFileError(f"{name} of an attention table: expected a list of lists, got {given!r}")
+        for name in ("score", "total"):
+            if not isinstance(entries[name], int | float):
+                raise CorruptFileError(f"{name} of an attention table: expected a number, got {entries[name]!r}")
+        if not isinstance(entries["unit"], str):
+            raise CorruptFileError(f"unit of an attention table: expected a name, got {entries['unit']!r}")
+        if not isinstance(entries.get("against"), int | None):
+            raise CorruptFileError(f"against of an attention table: expected a key, got {entries['against']!r}")
+        return cls(**{**entries, **{name: tuple(map(tuple, given)) for name, given in rows.items()}})
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON."""

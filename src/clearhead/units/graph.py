@@ -6,25 +6,20 @@ heaviest edges. Nothing here measures an effect; tracing and patching build grap
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict
 from types import MappingProxyType
 from typing import Any, Self
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from clearhead.errors import ClearheadError, CorruptFileError, NonFiniteError, UnknownNameError
+from clearhead.errors import ClearheadError, NonFiniteError, UnknownNameError
 from clearhead.units.algebra import combine
-from clearhead.units.annotations import AttentionTable, Loadings, Supernode, check_entries, whole_numbers
+from clearhead.units.annotations import AttentionTable, Loadings, Supernode, whole_numbers
 from clearhead.units.order import topological_order
+from clearhead.units.portable import from_entries, to_entries
 from clearhead.units.provenance import Provenance
 from clearhead.units.unit import Unit
 
-FORMAT = 2
-"""Version of the exported dictionary; 1 had edges and activations alone."""
-
-EDGES = ("format", "provenance", "units", "activation", "source", "target", "weight")
-ANNOTATIONS = ("values", "loadings", "attention", "supernodes", "scores", "tokens")
 NONE: Mapping[str, Any] = MappingProxyType({})
 
 
@@ -142,6 +137,12 @@ class Graph:
     def __contains__(self, unit: Unit | str) -> bool:
         return _unit(unit) in self._place
 
+    @property
+    def annotated(self) -> list[str]:
+        """Names of what this graph says beside its units and edges."""
+        names = ("values", "attention", "supernodes", "scores", "tokens")
+        return [name for name in names if getattr(self, name)] + ["loadings"] * (self.loadings is not None)
+
     def unit(self, unit: Unit | str) -> Unit:
         """The graph's own unit of this name, with its vectors and activation; raises `UnknownNameError`."""
         return self.units[self.place(unit)]
@@ -187,7 +188,7 @@ class Graph:
         """
         loadings = None if self.loadings is None else self.loadings.select(edges)
         left = [self.units[p] for p in units]
-        explained = _explained(self.units, self.loadings) - _explained(left, loadings)
+        before, after = _explained(self.units, self.loadings), _explained(left, loadings)
         ids = {unit.id for unit in left}
         groups = [Supernode(group.name, tuple(u for u in group.units if u in ids)) for group in self.supernodes]
         return Graph(
@@ -198,7 +199,9 @@ class Graph:
             self.provenance,
             values={name: array[units] for name, array in self.values.items()},
             loadings=loadings,
-            attention=[table for table in self.attention if not explained & _explained_by(table)],
+            attention=[
+                table for table in self.attention if after & _explained_by(table) or not before & _explained_by(table)
+            ],
             supernodes=[group for group in groups if group.units],
             scores=self.scores,
             tokens=self.tokens,
@@ -225,71 +228,16 @@ class Graph:
 
     def to_dict(self) -> dict[str, Any]:
         """A dictionary of plain Python values for JSON and for the atlas; vectors are left out."""
-        loadings = None
-        if self.loadings is not None:
-            loadings = {name: array.tolist() for name, array in self.loadings.arrays().items()}
-            loadings["kind"] = self.loadings.kind
-        return {
-            "format": FORMAT,
-            "provenance": asdict(self.provenance),
-            "units": [unit.id for unit in self.units],
-            "activation": [None if unit.activation is None else float(unit.activation) for unit in self.units],
-            "source": self.source.tolist(),
-            "target": self.target.tolist(),
-            "weight": self.weight.tolist(),
-            "values": {
-                name: [None if np.isnan(value) else value for value in array.tolist()]
-                for name, array in self.values.items()
-            },
-            "loadings": loadings,
-            "attention": [table.to_dict() for table in self.attention],
-            "supernodes": [asdict(group) for group in self.supernodes],
-            "scores": dict(self.scores),
-            "tokens": list(self.tokens),
-        }
+        return to_entries(self)
 
     @classmethod
     def from_dict(cls, entries: Mapping[str, Any]) -> Self:
         """Inverse of `to_dict`, format 1 included; raises `CorruptFileError` for entries missing or not ours."""
-        if entries.get("format") not in (1, FORMAT):
-            raise CorruptFileError(
-                f"this graph has format {entries.get('format')!r}; this clearhead reads formats 1 to {FORMAT}"
-            )
-        check_entries("this graph", entries, (*EDGES, *ANNOTATIONS, "graph_id"), EDGES)
-        if len(entries["activation"]) != len(entries["units"]):
-            raise CorruptFileError(
-                f"this graph has {len(entries['units'])} units but {len(entries['activation'])} activations"
-            )
-        units = [_with_activation(*pair) for pair in zip(entries["units"], entries["activation"], strict=True)]
-        loadings = entries.get("loadings")
-        if loadings is not None:
-            names = ("edge", "layer", "head", "weight", "kind")
-            check_entries("loadings", loadings, names, names)
-        groups = entries.get("supernodes", ())
-        for group in groups:
-            check_entries("a supernode", group, ("name", "units"), ("name", "units"))
-        return cls(
-            units,
-            entries["source"],
-            entries["target"],
-            entries["weight"],
-            Provenance.from_dict(entries["provenance"]),
-            values=entries.get("values", {}),
-            loadings=None if loadings is None else Loadings(**loadings),
-            attention=[AttentionTable.from_dict(table) for table in entries.get("attention", ())],
-            supernodes=[Supernode(group["name"], tuple(group["units"])) for group in groups],
-            scores=entries.get("scores", {}),
-            tokens=entries.get("tokens", ()),
-        )
+        return cls(**from_entries(entries))
 
 
 def _unit(unit: Unit | str) -> Unit:
     return Unit.parse(unit) if isinstance(unit, str) else unit
-
-
-def _with_activation(name: str, activation: float | None) -> Unit:
-    unit = Unit.parse(name)
-    return Unit(unit.kind, unit.layer, unit.index, unit.position, unit.part, activation=activation)
 
 
 def _explained(units: Iterable[Unit], loadings: Loadings | None) -> set[str]:

@@ -36,6 +36,10 @@ class Provenance:
         for name in ("model", "protocol"):
             if name not in entries:
                 raise CorruptFileError(f"provenance without {name!r}; has {', '.join(sorted(entries)) or 'nothing'}")
+        types = {"model": str, "protocol": str, "prompt": str, "token_ids": list | tuple, "versions": Mapping}
+        for name, kind in {**types, "seed": int | None, "parents": list | tuple}.items():
+            if name in entries and not isinstance(entries[name], kind):
+                raise CorruptFileError(f"provenance has {name} = {entries[name]!r}, which is of another type")
         return cls(
             **{
                 **entries,
