@@ -5,7 +5,7 @@ heads, context) is derived when the verb runs and is no option; None means "deri
 Nothing here loads torch or transformers or touches a file.
 """
 
-from clearhead.config.bench import BenchGated, BenchLorsa, BenchSpectral, BenchZPattern
+from clearhead.config.bench import BenchCircuits, BenchGated, BenchLorsa, BenchSpectral, BenchZPattern
 from clearhead.config.dictionaries import (
     FeatureActivation,
     Tracker,
@@ -33,6 +33,7 @@ from clearhead.config.spectral_features import Shrinkage, SpectralFeatures
 from clearhead.config.spectral_run import Basis, OfTexts, SpectralRun, SpectralSweep
 from clearhead.config.spectral_toy import SpectralToy
 from clearhead.config.spectral_trace import SpectralTrace
+from clearhead.config.task import DescribeTask
 from clearhead.config.verb import SCHEMA, Dtype, OfModel, Split, Verb, resolve_layer
 from clearhead.config.view import View
 
@@ -57,6 +58,8 @@ VERBS: dict[str, type[Verb]] = {
         SpectralSweep,
         SpectralToy,
         SpectralTrace,
+        DescribeTask,
+        BenchCircuits,
         BenchGated,
         BenchLorsa,
         BenchSpectral,
@@ -72,11 +75,13 @@ __all__ = [
     "Analyze",
     "Architecture",
     "Basis",
+    "BenchCircuits",
     "BenchGated",
     "BenchLorsa",
     "BenchSpectral",
     "BenchZPattern",
     "Demo",
+    "DescribeTask",
     "Dtype",
     "Evaluate",
     "FeatureActivation",

@@ -126,3 +126,26 @@ class BenchGated(Verb):
     def validate(self) -> None:
         """Counts are positive."""
         self._positive("batch", "heads", "context", "width", "repeats", "threads")
+
+
+@dataclass(frozen=True, kw_only=True)
+class BenchCircuits(Verb):
+    """Time patches of every head of one prompt against the same rows as plain forwards."""
+
+    verb: ClassVar[str] = "bench circuits"
+
+    model: str = "smollm2"
+    """Model under study, as for `clearhead circuit curve`."""
+    tokens: int = 18
+    """Tokens of the prompt."""
+    repeats: int = 3
+    """Timed passes, in turns; medians are reported."""
+    threads: int = 1
+    """Threads."""
+    out: Path = Path("benchmarks")
+    """Directory of the report, named by date and machine."""
+
+    def validate(self) -> None:
+        """Counts are positive."""
+        self._positive("tokens", "repeats", "threads")
+        self._refuse(self.tokens < 2, "tokens", "a query needs at least 2 keys to choose from")

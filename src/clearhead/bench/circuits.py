@@ -1,0 +1,97 @@
+"""What circuits cost: every head of one prompt patched alone, against the same rows as plain forwards.
+
+The plain rows are the same batches, a layer's heads together, with the same edit of z; they run all layers and compute
+the logits of all positions. Ours begin at the edited layer from the cached stream and compute the last token's logits.
+Both give the same logit differences, which are compared. Passes take turns; times are CPU and wall seconds. The prompt
+is random tokens: what they say changes no time.
+"""
+
+import statistics
+import time
+from collections.abc import Callable
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from clearhead.circuits.ablation import Replacement
+from clearhead.circuits.components import Components
+from clearhead.circuits.nodes import Nodes
+from clearhead.circuits.rank import exact_effects
+from clearhead.data.tasks import TaskBatch, logit_difference
+from clearhead.model.access import Model
+from clearhead.model.run import Run
+
+
+def time_circuits(model_name: str, *, tokens: int, repeats: int, threads: int) -> dict[str, float]:
+    """Medians over repeats, and the largest difference between the effects found both ways, relative to the largest.
+
+    The process keeps its number of threads.
+    """
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        model = Model.load(model_name)
+        return _time_heads(model, random_prompt(model, tokens), repeats)
+    finally:
+        torch.set_num_threads(before)
+
+
+def random_prompt(model: Model, tokens: int) -> TaskBatch:
+    """One item of random tokens, its corrupt prompt differing at every second position."""
+    generator = torch.Generator().manual_seed(0)
+    clean, other = torch.randint(model.d_vocab, (2, 1, tokens), generator=generator)
+    corrupt = torch.where(torch.arange(tokens) % 2 == 0, clean, other)
+    return TaskBatch([0], clean, corrupt, [[1]], [[2]], {})
+
+
+def _time_heads(model: Model, rows: TaskBatch, repeats: int) -> dict[str, float]:
+    components = Components.of(model, "heads")
+    effects: dict[str, Tensor] = {}
+
+    def ours() -> None:
+        replacement = Replacement(model, components.sites, "corrupt")
+        effects["prefix"] = exact_effects(Nodes(model, components, replacement), rows)[0]
+
+    def plain() -> None:
+        effects["plain"] = plain_effects(model, rows)
+
+    work = {"prefix": ours, "plain": plain}
+    spent = take_turns(work, repeats)
+    error = float((effects["prefix"] - effects["plain"]).abs().max() / effects["plain"].abs().max())
+    numbers: dict[str, float] = {"heads": len(components), "tokens": rows.clean.shape[1]}
+    for clock, unit in enumerate(("CPU", "wall")):
+        times = {name: [one[clock] for one in some] for name, some in spent.items()}
+        numbers |= {f"head patches, {name} ({unit} s)": statistics.median(some) for name, some in times.items()}
+        ratios = [slow / fast for slow, fast in zip(times["plain"], times["prefix"], strict=True)]
+        numbers[f"head patches, plain / prefix ({unit})"] = statistics.median(ratios)
+    return numbers | {"largest difference of the effects": error}
+
+
+@torch.no_grad()
+def plain_effects(model: Model, rows: TaskBatch) -> Float[Tensor, " n"]:
+    """M(all) − M(all but one head) of one prompt by plain forwards: every layer, every position's logits."""
+    clean, other = rows.clean.to(model.device), model.run(rows.corrupt, read=["z.*"])
+    whole = logit_difference(model.run(clean).logits[:, -1], rows)
+    found = []
+    for layer in model.attention_layers:
+        own = torch.eye(model.n_heads, dtype=torch.bool, device=model.device)[:, None, :, None]
+
+        def overwrite(z: Tensor, _run: Run, own: Tensor = own, site: str = f"z.{layer}") -> Tensor:
+            return torch.where(own, other[site], z)
+
+        run = model.run(clean.expand(model.n_heads, -1), edit={f"z.{layer}": overwrite})
+        repeated = rows._replace(answers=rows.answers * model.n_heads, wrong_answers=rows.wrong_answers * model.n_heads)
+        found.append(whole - logit_difference(run.logits[:, -1], repeated))
+    return torch.cat(found).double()
+
+
+def take_turns(work: dict[str, Callable[[], object]], repeats: int) -> dict[str, list[tuple[float, float]]]:
+    """CPU and wall seconds of each piece of work, `repeats` times in turn."""
+    spent: dict[str, list[tuple[float, float]]] = {name: [] for name in work}
+    for _ in range(repeats):
+        for name, act in work.items():
+            cpu, wall = time.process_time(), time.perf_counter()
+            act()
+            spent[name].append((time.process_time() - cpu, time.perf_counter() - wall))
+    return spent
