@@ -79,8 +79,10 @@ def test_constants_are_those_of_the_weights(name):
     frozen = frozen_of(name)
     tolerance = 1e-12 if name in EXACT else 1e-5
     scale = frozen.state(frozen.top).abs().max()
+    found = torch.zeros(())
     for layer in range(2):
-        found = sum(constant.write for constant in frozen.constants if constant.layer == layer)
+        writes = [constant.write for constant in frozen.constants if constant.layer == layer]
+        found = torch.stack(writes).sum(0)
         assert (found - frozen._attention_bias(layer)).abs().max() < tolerance * scale
     if name in ("gpt2", "llama_biased"):
         assert found.abs().max() > 0.1
@@ -93,6 +95,7 @@ def test_one_layer_is_the_models_own_attention(name):
     model, run = frozen.stream.parts.model, frozen.stream.run
     write = torch.randn(12, 32, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
     norm = frozen.stream.parts.layers[1].norm
+    assert norm is not None and norm.gain is not None and norm.bias is not None
     scale = norm.frozen_scale(run["resid_pre.1"])
     read = norm.centre(run["resid_pre.1"] + write) * scale * norm.gain + norm.bias
     v = model.weights(1).project(read).v.detach()

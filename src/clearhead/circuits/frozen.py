@@ -3,10 +3,9 @@
 With the pattern P_h, the scale s of the norm before attention and that of a norm behind it (s′) at their values in this
 forward, layer L moves the stream x [t, d] by a linear map and a constant:
 
-    A_L(x)_q = s′_q Σ_h Σ_k P_h[q, k] s_k x_k W_V W_O      W_V with the norm's gain and centring folded in (grouped keys:
-                                                         those of h's group), W_O with what stands behind it
-    x ← x + A_L(x) + attention constant + MLP write + MLP constant
+    A_L(x)_q = s′_q Σ_h Σ_k P_h[q, k] s_k x_k W_V W_O      x ← x + A_L(x) + attention constant + MLP write + MLP constant
 
+W_V (that of h's group of keys) has the norm's gain and centring folded in, W_O those of a norm behind the layer.
 MLPs carry nothing: what they write is a source, like the embedding. Constants are b_V through the pattern, b_O, the
 biases of norms, and what the model's own rounding adds, so that sources and constants reproduce the stream exactly.
 
@@ -73,7 +72,7 @@ class Carrier:
         )
 
     def values(self, x: Float[Tensor, "n t d"]) -> Float[Tensor, "n t g dv"]:
-        """x · W_V; what the pattern mixes, the scale of the norm left to the pattern."""
+        """What the pattern mixes: x · W_V, the scale of the norm left to the pattern."""
         return (x @ self.W_V).unflatten(-1, (len(self.pattern), -1))
 
     def readings(self, gradient: Float[Tensor, "n t d"]) -> Float[Tensor, "n t g r dv"]:
@@ -226,8 +225,8 @@ class Frozen:
         # many families normalise in float32 whatever their weights are
         if not worst <= max(TOLERANCE[model.dtype], TOLERANCE[torch.float32]):
             raise ClearheadError(
-                f"attention of layer {layer} of {model.name} is not its pattern times its values (off by {worst:.1e} of "
-                "the stream's largest entry), so it cannot be held frozen"
+                f"attention of layer {layer} of {model.name} is not its pattern times its values (off by {worst:.1e} "
+                "of the stream's largest entry), so it cannot be held frozen"
             )
 
     @torch.no_grad()
