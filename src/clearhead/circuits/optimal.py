@@ -25,7 +25,7 @@ def learn_constants(
     reference: Sequence[TaskBatch],
     *,
     steps: int = 100,
-    rate: float = 0.02,
+    rate: float = 0.05,
     seed: int = 0,
     quiet: bool = False,
 ) -> dict[str, Tensor]:
