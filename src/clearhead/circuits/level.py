@@ -37,6 +37,11 @@ class Level(Protocol):
         ...
 
     @property
+    def described(self) -> str:
+        """Which prompts the values of dropped components come from."""
+        ...
+
+    @property
     def notes(self) -> Sequence[str]:
         """Sentences that belong beside every number: what is fixed, what is recomputed, what is no component."""
         ...

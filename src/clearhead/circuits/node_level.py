@@ -48,6 +48,11 @@ class NodeLevel:
         return cls(Nodes(model, components, replacement), seed)
 
     @property
+    def described(self) -> str:
+        """Which prompts the values of dropped components come from."""
+        return self.nodes.replacement.described
+
+    @property
     def notes(self) -> list[str]:
         """What is recomputed and what is no component."""
         rest = "embedding and norms" if self.name == "heads+mlps" else "embedding, norms and MLPs"
