@@ -3,7 +3,8 @@
 With the pattern P_h, the scale s of the norm before attention and that of a norm behind it (s′) at their values in this
 forward, layer L moves the stream x [t, d] by a linear map and a constant:
 
-    A_L(x)_q = s′_q Σ_h Σ_k P_h[q, k] s_k x_k W_V W_O      x ← x + A_L(x) + attention constant + MLP write + MLP constant
+    A_L(x)_q = s′_q Σ_h Σ_k P_h[q, k] s_k x_k W_V W_O
+    x ← x + A_L(x) + attention constant + MLP write + MLP constant
 
 W_V (that of h's group of keys) has the norm's gain and centring folded in, W_O those of a norm behind the layer.
 MLPs carry nothing: what they write is a source, like the embedding. Constants are b_V through the pattern, b_O, the

@@ -3,7 +3,7 @@
 Both sides of a score are linear in the stream when the norm before attention and a QK norm are held at their factors.
 In the head's singular modes m (spectral/attention_modes.py), with C_i(p) what unit i is in the stream at position p,
 
-    U_im = C_i(q) · M^q_m      V_jm = C_j(k) · M^k_m      S(q, k) = Σ_m Σ_i U_im Σ_j V_jm = Σ_ij S_ij,   S_ij = Σ_m U_im V_jm
+    U_im = C_i(q) · M^q_m      V_jm = C_j(k) · M^k_m      S(q, k) = Σ_ij S_ij,   S_ij = Σ_m U_im V_jm
 
 M^q, M^k being one side's readers (spectral/signals.py) with rotation, scale and gains in them. The readers are pulled
 down through the frozen model and meet the writes of all sources, so no unit's component is formed and S_ij exists as
@@ -240,7 +240,7 @@ def _group_modes(lorsa: Lorsa, group: int) -> tuple[Float[Tensor, "dh r"], Float
     """
     R_q, R_k = (torch.linalg.qr(W[group].T.double()).R for W in (lorsa.W_Q, lorsa.W_K))
     u, S, vh = torch.linalg.svd(R_q @ R_k.T)
-    inverse = torch.where(S > 1e-10 * S[0].clamp_min(1e-30), S, torch.inf).rsqrt()
+    inverse = torch.where(1e-10 * S[0] >= S, torch.inf, S).rsqrt()
     G_q, G_k = R_k.T @ vh.T * inverse, R_q.T @ u * inverse
     rest = torch.eye(len(G_q), dtype=G_q.dtype, device=G_q.device) - G_q @ G_k.T
     if float(rest.abs().max()) > 1e-8:
