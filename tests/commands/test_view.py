@@ -1,9 +1,12 @@
-"""`clearhead view` chooses the page by what the atlas holds."""
+"""`clearhead view` chooses the page by what the run holds."""
 
 import pytest
 
 from clearhead import cli
+from clearhead.runs import write_json
+from clearhead.units.bundle import save_graph
 from tests.view.synthetic_atlas import write_synthetic_atlas
+from tests.view.synthetic_graph import synthetic_graph
 from tests.view.synthetic_spectral_atlas import write_synthetic_spectral_atlas
 
 
@@ -23,3 +26,24 @@ def test_page_follows_the_atlas(tmp_path, capsys, write, held, items):
     assert cli.main(["view", str(tmp_path / "run")]) == 0
     assert capsys.readouterr().out == f"page: {tmp_path / 'run' / 'page.html'}\n"
     assert f'aria-label="{items}"' in (tmp_path / "run" / "page.html").read_text()
+
+
+@pytest.mark.parametrize("folder", [".", "graph"])
+def test_a_graph_has_a_page_beside_it(tmp_path, capsys, folder):
+    run = tmp_path / "run"
+    save_graph(synthetic_graph(n_features=20, n_edges=40), run / folder)
+    assert cli.main(["view", str(run), "--dry-run"]) == 0
+    shown = capsys.readouterr().out
+    assert "graph" in shown and not (run / "page.html").exists()
+    assert cli.main(["view", str(run)]) == 0
+    assert capsys.readouterr().out == f"page: {run / 'page.html'}\n"
+    assert "graph of 33 units and 40 edges" in (run / "page.html").read_text()
+
+
+def test_a_graph_in_one_file_has_a_page_of_its_name(tmp_path, capsys):
+    write_json(tmp_path / "ioi.json", synthetic_graph(n_features=20, n_edges=40).to_dict())
+    assert cli.main(["view", str(tmp_path / "ioi.json")]) == 0
+    assert (tmp_path / "ioi.html").exists()
+    (tmp_path / "bad.json").write_text('{"format": 2}')
+    assert cli.main(["view", str(tmp_path / "bad.json")]) != 0
+    assert "bad.json" in capsys.readouterr().err

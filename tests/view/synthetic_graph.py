@@ -66,6 +66,7 @@ def synthetic_graph(n_features=60, n_edges=400, n_layers=6, n_heads=9, tokens=PR
         ),
         scores={"replacement": 0.612, "completeness": 0.844, "error_share": 0.31, "units_before_pruning": 1234.0},
         tokens=tokens,
+        labels={f"logit.500@{last}": "</script><b>", f"logit.501@{last}": " little", "feature.0.99999@2": "pruned"},
     )
 
 

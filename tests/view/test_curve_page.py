@@ -82,6 +82,8 @@ def test_heads_are_placed_by_layer_and_ranked_by_score():
     assert grid == ([2, 4], [[-3.0, None], [None, 2.0]], [[3, None], [None, 2]])
     heat = ranking(*grid).to_dict()["data"][0]
     assert heat["z"][0][0] == -1.0 and heat["z"][1][1] == pytest.approx((2 / 3) ** 0.5)
+    absolute = head_grid({"head.4.1": 2.0, "head.2.0": -3.0, "mlp.2": 5.0}, "absolute")
+    assert absolute is not None and absolute[2] == [[2, None], [None, 3]]
     assert head_grid({"mlp.2": 5.0}) is None
 
 

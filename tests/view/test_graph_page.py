@@ -19,8 +19,7 @@ def graph():
 
 @pytest.fixture(scope="module")
 def page(graph, tmp_path_factory):
-    labels = {"logit.500@8": "</script><b>", "logit.501@8": "little"}
-    return write_graph_page(graph, tmp_path_factory.mktemp("graph") / "graph.html", labels=labels)
+    return write_graph_page(graph, tmp_path_factory.mktemp("graph") / "graph.html")
 
 
 @pytest.fixture(scope="module")

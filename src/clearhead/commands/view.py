@@ -1,9 +1,10 @@
-"""`clearhead view`: writes the page of an analysed run, or of an evaluated sparse model."""
+"""`clearhead view`: writes the page of an analysed run, of a graph, or of an evaluated sparse model."""
 
 from pathlib import Path
 from typing import Any
 
 from clearhead.atlas.read import Atlas
+from clearhead.commands import graph_report
 from clearhead.commands.sparse_report import evaluation_of, is_sparse_run
 from clearhead.commands.sparse_report import write_page as write_sparse_page
 from clearhead.commands.table import say
@@ -16,6 +17,8 @@ def plan(config: View) -> dict[str, Any]:
     """Where the page will come from and lie."""
     if is_sparse_run(config.run):
         return {"evaluation": evaluation_of(config.run), "page": page_of(config)}
+    if (graph := graph_report.graph_of(config.run)) is not None:
+        return {"graph": graph, "page": page_of(config)}
     path = atlas_of(config.run)
     atlas = Atlas(path)
     held = {table: atlas.sql(f"select count(*) as n from {table}")[0]["n"] for table in ("units", "spectra")}
@@ -32,6 +35,8 @@ def write(config: View) -> Path:
     """Write the page and return its path."""
     if is_sparse_run(config.run):
         return write_sparse_page(config.run, evaluation_of(config.run), page_of(config))
+    if (graph := graph_report.graph_of(config.run)) is not None:
+        return graph_report.write_page(graph, page_of(config))
     return write_page(atlas_of(config.run), page_of(config))
 
 
@@ -46,13 +51,15 @@ def atlas_of(run: Path) -> Path:
     if (run / "lorsa").exists():
         raise ClearheadError(f"{run} has not been analysed yet; type: clearhead analyze {run}")
     raise ClearheadError(
-        f"{run} holds no atlas and is no run directory; `clearhead analyze RUN` writes an atlas, and so "
-        "does `clearhead spectral run`"
+        f"{run} holds no atlas, no graph and is no run directory; `clearhead analyze RUN` writes an atlas, and so "
+        "does `clearhead spectral run`; `clearhead trace` writes a graph"
     )
 
 
 def page_of(config: View) -> Path:
-    """The file of the page: as given, or page.html beside the atlas or the evaluation."""
+    """The file of the page: as given, or page.html beside the atlas, the graph or the evaluation."""
     if is_sparse_run(config.run):
         return config.out or config.run / "page.html"
+    if graph_report.graph_of(config.run) is not None:
+        return config.out or graph_report.page_beside(config.run)
     return config.out or atlas_of(config.run).parent / "page.html"

@@ -106,9 +106,12 @@ def overlaps(names: Sequence[str], curves: Sequence[Numbers]) -> list[list[Any]]
     ]
 
 
-def head_grid(scores: Mapping[str, float]) -> tuple[list[int], list[list[float | None]], list[list[int | None]]] | None:
+def head_grid(
+    scores: Mapping[str, float], policy: str = "signed"
+) -> tuple[list[int], list[list[float | None]], list[list[int | None]]] | None:
     """Layers, and by layer and head the scores and the places in the ranking; None without heads."""
-    order = {name: place for place, name in enumerate(sorted(scores, key=lambda name: -scores[name]), 1)}
+    size = abs if policy == "absolute" else float
+    order = {name: place for place, name in enumerate(sorted(scores, key=lambda name: -size(scores[name])), 1)}
     heads = {unit: name for name in scores if (unit := Unit.parse(name)).kind == "head"}
     if not heads:
         return None
@@ -172,7 +175,7 @@ def _details(run: CurveRun, curve: Numbers) -> dict[str, Any]:
         ("per_prompt", "Prompts alone", figures.per_prompt(curve["per_prompt_stable"], what)),
         ("other_metrics", "By every metric", figures.other_metrics(curve["counts"], curve["means"], what)),
     ]
-    grid = head_grid(run.scores.get(curve["rank"], {}))
+    grid = head_grid(run.scores.get(curve["rank"], {}), curve["policy"])
     if grid is not None:
         charts.append(("ranking", "The ranking by layer and head", figures.ranking(*grid)))
     elif curve["circuit"]:

@@ -4,7 +4,7 @@ The frame is that of every page (`view.shell`); the list holds the units. Data c
 from `view.graph_words`. No model is needed: everything is in the graph.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -37,19 +37,16 @@ _SMALLER = (
 )
 
 
-def write_graph_page(
-    graph: Graph, out: Path, *, labels: Mapping[str, str] | None = None, max_megabytes: float = 25.0
-) -> Path:
+def write_graph_page(graph: Graph, out: Path, *, max_megabytes: float = 25.0) -> Path:
     """Write the page of `graph` to `out` and return that path.
 
-    `labels` are words for units by their names: the token of a logit, the explanation of a feature. A page that would
-    pass `max_megabytes` (10^6 bytes) holds fewer loadings per edge, then fewer edges, and says so. Raises
-    `ClearheadError` when the limit cannot be met, and when the disk is full.
+    A page that would pass `max_megabytes` (10^6 bytes) holds fewer loadings per edge, then fewer edges, and says so.
+    Raises `ClearheadError` when the limit cannot be met, and when the disk is full.
     """
-    return write_within(out, _pages(graph, labels or {}), max_megabytes, "with its 5,000 heaviest edges")
+    return write_within(out, _pages(graph), max_megabytes, "with its 5,000 heaviest edges")
 
 
-def _pages(graph: Graph, labels: Mapping[str, str]) -> Iterator[bytes]:
+def _pages(graph: Graph) -> Iterator[bytes]:
     fixed = {
         "help": HELP,
         "title": visible(graph.provenance.prompt) if graph.provenance.prompt else "Graph",
@@ -57,7 +54,7 @@ def _pages(graph: Graph, labels: Mapping[str, str]) -> Iterator[bytes]:
         "protocol": visible(graph.provenance.protocol),
     }
     for limits in _SMALLER:
-        payload = build_graph_payload(graph, labels, limits)
+        payload = build_graph_payload(graph, limits)
         contents = Contents({**payload.index, **fixed}, payload.parts, SCRIPTS, STYLES, items="Units")
         yield render(contents, _about(graph))
 

@@ -6,7 +6,6 @@ page states. No model is needed.
 """
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -43,8 +42,8 @@ class Limits:
     """Per edge, the largest."""
 
 
-def build_graph_payload(graph: Graph, labels: Mapping[str, str], limits: Limits) -> Payload:
-    """The page's data. `labels` are words for units by name: a logit's token, a feature's explanation."""
+def build_graph_payload(graph: Graph, limits: Limits) -> Payload:
+    """The page's data."""
     vocabulary = Vocabulary()
     order = np.argsort(-np.abs(graph.weight), kind="stable")[: limits.edges]
     loadings = _loadings(graph, order, limits.loadings)
@@ -55,7 +54,7 @@ def build_graph_payload(graph: Graph, labels: Mapping[str, str], limits: Limits)
     }
     index = {
         "tokens": [vocabulary.place(token) for token in graph.tokens],
-        "units": unit_columns(graph, labels, vocabulary),
+        "units": unit_columns(graph, vocabulary),
         "values": {visible(name): [_known(value) for value in array.tolist()] for name, array in graph.values.items()},
         "ranked": "influence" if "influence" in graph.values else "weight_rank",
         "rows": row_names(graph),
@@ -69,6 +68,7 @@ def build_graph_payload(graph: Graph, labels: Mapping[str, str], limits: Limits)
             "size": EDGES_PER_PART,
         },
         "attention": [_attention_line(table, graph, vocabulary) for table in graph.attention],
+        "elsewhere": {name: vocabulary.place(words) for name, words in _words_elsewhere(graph).items()},
         "supernodes": [{"name": visible(group.name), "units": list(group.units)} for group in graph.supernodes],
     }
     parts = {
@@ -79,7 +79,7 @@ def build_graph_payload(graph: Graph, labels: Mapping[str, str], limits: Limits)
     return Payload({"vocab": vocabulary.entries, **index}, parts)
 
 
-def unit_columns(graph: Graph, labels: Mapping[str, str], vocabulary: Vocabulary) -> dict[str, list[Any]]:
+def unit_columns(graph: Graph, vocabulary: Vocabulary) -> dict[str, list[Any]]:
     """A row per unit: name, place, activation, rank, sums of its edges, and the words that go with it."""
     sums = edge_sums(graph)
     rank = unit_ranks(graph, sums["in"] + sums["out"])
@@ -88,7 +88,7 @@ def unit_columns(graph: Graph, labels: Mapping[str, str], vocabulary: Vocabulary
         token = None
         if unit.position is not None and unit.position < len(graph.tokens):
             token = vocabulary.place(graph.tokens[unit.position])
-        words = labels.get(unit.id)
+        words = graph.labels.get(unit.id)
         values = {
             "id": unit.id,
             "kind": unit.kind,
@@ -196,6 +196,12 @@ def _head_totals(graph: Graph) -> list[list[Any]]:
     """[layer, head, Σ|loading| over the edges of the whole graph], the largest first."""
     assert graph.loadings is not None
     return [[*head, brief(total)] for head, total in graph.loadings.by_head().items()]
+
+
+def _words_elsewhere(graph: Graph) -> dict[str, str]:
+    """Words for units that attention tables name and that are not in the graph."""
+    named = {name for table in graph.attention for name in table.names()}
+    return {name: words for name, words in graph.labels.items() if name in named and name not in graph}
 
 
 def _attention_line(table: AttentionTable, graph: Graph, vocabulary: Vocabulary) -> dict[str, Any]:

@@ -109,7 +109,7 @@ function tipOf(place) {
 /** A link to a unit with its gloss; a name that is not in the graph is text. */
 function unitLink(name) {
   const place = placeOf.get(name);
-  if (place === undefined) return el("span", { class: "unit-link absent", "data-tip": "Not among the units of this graph.", tabindex: 0 }, el("code", {}, name));
+  if (place === undefined) return el("span", { class: "unit-link absent", "data-tip": "Not among the units of this graph.", tabindex: 0 }, el("code", {}, name), index.elsewhere[name] === undefined ? null : pill(vocab[index.elsewhere[name]]));
   const gloss = glossOf(place);
   return el("a", { class: "unit-link", href: `#${name}` }, el("i", { class: `dot k-${units.kind[place]}` }), el("code", {}, name), gloss ? pill(gloss) : null);
 }
