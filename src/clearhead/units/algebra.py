@@ -69,6 +69,11 @@ def combine(graphs: Sequence["Graph"], factors: Sequence[float], word: str, from
             if all(name in graph.scores for graph in graphs)
         },
         "tokens": _tokens(graphs, shifts),
+        "labels": {
+            shifted(Unit.parse(name), by).id: label
+            for graph, by in reversed(list(zip(graphs, shifts, strict=True)))
+            for name, label in graph.labels.items()
+        },
     }
 
 

@@ -5,8 +5,8 @@
                         activation                float64 [units], NaN where a unit has none
                         values.NAME               float64 [units], NaN where a unit has none
                         loadings.edge .layer .head   int64 [x]      loadings.weight   float64 [x]
-    graph.json          format, provenance, units (names), attention, supernodes, scores, tokens, values (names),
-                        loadings (what they count, or null)
+    graph.json          format, provenance, units (names), attention, supernodes, scores, tokens, labels,
+                        values (names), loadings (what they count, or null)
 
 What is written is read back bit for bit. Read and write vectors of units are not part of a graph on disk. A single
 JSON file of `Graph.to_dict` is read as well.
@@ -28,7 +28,7 @@ from clearhead.units.graph import Graph
 from clearhead.units.portable import FORMAT
 
 JSON, ARRAYS = "graph.json", "graph.safetensors"
-NAMES = ("format", "provenance", "units", "attention", "supernodes", "scores", "tokens", "values", "loadings")
+NAMES = ("format", "provenance", "units", "attention", "supernodes", "scores", "tokens", "labels", "values", "loadings")
 LOADINGS = ("edge", "layer", "head", "weight")
 
 
@@ -55,6 +55,7 @@ def save_graph(graph: Graph, folder: str | Path) -> Path:
         "supernodes": [asdict(group) for group in graph.supernodes],
         "scores": graph.scores,
         "tokens": graph.tokens,
+        "labels": graph.labels,
         "values": list(graph.values),
         "loadings": None if graph.loadings is None else graph.loadings.kind,
     }

@@ -33,6 +33,7 @@ class Graph:
         know: `influence` (cumulative share 0 to 1, small for the most important), `probability` (of a logit).
     loadings: which heads carry each edge. attention: why heads look where they look.
     supernodes: named groups of units. scores: named numbers of the whole graph. tokens: strings of the prompt.
+    labels: words for units by name, such as a logit's token or what a feature stands for.
 
     Raises `ClearheadError` for repeated units, repeated edges, edges to units that are not there, and arrays of
     different lengths; `NonFiniteError` for a weight or score that is NaN or infinite; `UnknownNameError` for a
@@ -53,6 +54,7 @@ class Graph:
         supernodes: Sequence[Supernode] = (),
         scores: Mapping[str, float] = NONE,
         tokens: Sequence[str] = (),
+        labels: Mapping[str, str] = NONE,
     ):
         self.units = tuple(units)
         self.source = whole_numbers(source, "source")
@@ -65,6 +67,7 @@ class Graph:
         self.supernodes = tuple(supernodes)
         self.scores = {name: float(score) for name, score in scores.items()}
         self.tokens = tuple(tokens)
+        self.labels = dict(labels)
         self._place = {unit: place for place, unit in enumerate(self.units)}
         self._validate()
         self._validate_annotations()
@@ -140,7 +143,7 @@ class Graph:
     @property
     def annotated(self) -> list[str]:
         """Names of what this graph says beside its units and edges."""
-        names = ("values", "attention", "supernodes", "scores", "tokens")
+        names = ("values", "attention", "supernodes", "scores", "tokens", "labels")
         return [name for name in names if getattr(self, name)] + ["loadings"] * (self.loadings is not None)
 
     def unit(self, unit: Unit | str) -> Unit:
@@ -205,6 +208,7 @@ class Graph:
             supernodes=[group for group in groups if group.units],
             scores=self.scores,
             tokens=self.tokens,
+            labels=self.labels,
         )
 
     def merge(self, *others: "Graph", from_end: bool = False) -> "Graph":

@@ -1,7 +1,8 @@
 """A graph as plain values, for JSON and the atlas, and back: names and types are checked before anything is built.
 
-Format 2 has `values`, `loadings`, `attention`, `supernodes`, `scores` and `tokens` beside the units and edges of
-format 1; both are read. Read and write vectors of units are left out. Where a unit has no value, JSON has null.
+Format 2 has `values`, `loadings`, `attention`, `supernodes`, `scores`, `tokens` and `labels` beside the units and
+edges of format 1; both are read. Read and write vectors of units are left out. Where a unit has no value, JSON has
+null.
 """
 
 from collections.abc import Mapping, Sequence
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 
 FORMAT = 2
 EDGES = ("format", "provenance", "units", "activation", "source", "target", "weight")
-ANNOTATIONS = ("values", "loadings", "attention", "supernodes", "scores", "tokens")
+ANNOTATIONS = ("values", "loadings", "attention", "supernodes", "scores", "tokens", "labels")
 LOADINGS = ("edge", "layer", "head", "weight", "kind")
 
 
@@ -48,6 +49,7 @@ def to_entries(graph: "Graph") -> dict[str, Any]:
         "supernodes": [asdict(group) for group in graph.supernodes],
         "scores": dict(graph.scores),
         "tokens": list(graph.tokens),
+        "labels": dict(graph.labels),
     }
 
 
@@ -62,10 +64,10 @@ def from_entries(entries: Any) -> dict[str, Any]:
     names, activation = _texts("units", entries["units"]), _numbers("activation", entries["activation"])
     if len(activation) != len(names):
         raise CorruptFileError(f"this graph has {len(names)} units but {len(activation)} activations")
-    values, scores = entries.get("values", {}), entries.get("scores", {})
-    for name, table in (("values", values), ("scores", scores)):
+    values, scores, labels = (entries.get(name, {}) for name in ("values", "scores", "labels"))
+    for name, table in (("values", values), ("scores", scores), ("labels", labels)):
         if not isinstance(table, Mapping):
-            raise CorruptFileError(f"{name}: expected names with numbers, got {type(table).__name__}")
+            raise CorruptFileError(f"{name}: expected a table by name, got {type(table).__name__}")
     loadings = entries.get("loadings")
     if loadings is not None:
         check_entries("loadings", loadings, LOADINGS, LOADINGS)
@@ -83,6 +85,7 @@ def from_entries(entries: Any) -> dict[str, Any]:
         "supernodes": [_supernode(group) for group in _list("supernodes", entries.get("supernodes", []))],
         "scores": {name: float(_numbers(f"score {name}", [score])[0]) for name, score in scores.items()},
         "tokens": _texts("tokens", entries.get("tokens", [])),
+        "labels": {name: _text(f"label of {name}", label) for name, label in labels.items()},
     }
 
 
