@@ -12,8 +12,8 @@ itself (`Paths`):
                                      edge = direct + Σ_lh + what passes several heads (`remainder`)
     last    everything, the read     paths whose last head this is: edge = direct + Σ_lh, nothing is left
     first   the write, everything    paths whose first head this is: edge = direct + Σ_lh, nothing is left
-    any     everything, everything   all paths through this head; edge = bypass(l) + Σ_h at every layer by itself. A path
-                                     may pass several layers' heads, so these do not add up over layers
+    any     everything, everything   all paths through this head: edge = bypass(l) + Σ_h at every layer by itself; a
+                                     path may pass heads of several layers, so these do not add up over layers
 
 `direct` passes no head. Layers replaced by a Lorsa have no heads here: theirs are sources of the graph.
 
