@@ -1,10 +1,10 @@
-"""`clearhead view`: writes the page of an analysed run, of a graph, or of an evaluated sparse model."""
+"""`clearhead view`: the page of an analysed run, of a graph, of circuit curves, or of an evaluated sparse model."""
 
 from pathlib import Path
 from typing import Any
 
 from clearhead.atlas.read import Atlas
-from clearhead.commands import graph_report
+from clearhead.commands import curve_report, graph_report
 from clearhead.commands.sparse_report import evaluation_of, is_sparse_run
 from clearhead.commands.sparse_report import write_page as write_sparse_page
 from clearhead.commands.table import say
@@ -17,6 +17,8 @@ def plan(config: View) -> dict[str, Any]:
     """Where the page will come from and lie."""
     if is_sparse_run(config.run):
         return {"evaluation": evaluation_of(config.run), "page": page_of(config)}
+    if curve_report.is_curve_run(config.run):
+        return {"curves": len(curve_report.curves_of(config.run)[0].curves), "page": page_of(config)}
     if (graph := graph_report.graph_of(config.run)) is not None:
         return {"graph": graph, "page": page_of(config)}
     path = atlas_of(config.run)
@@ -35,6 +37,8 @@ def write(config: View) -> Path:
     """Write the page and return its path."""
     if is_sparse_run(config.run):
         return write_sparse_page(config.run, evaluation_of(config.run), page_of(config))
+    if curve_report.is_curve_run(config.run):
+        return curve_report.write_page([config.run], page_of(config))
     if (graph := graph_report.graph_of(config.run)) is not None:
         return graph_report.write_page(graph, page_of(config))
     return write_page(atlas_of(config.run), page_of(config))
@@ -58,7 +62,7 @@ def atlas_of(run: Path) -> Path:
 
 def page_of(config: View) -> Path:
     """The file of the page: as given, or page.html beside the atlas, the graph or the evaluation."""
-    if is_sparse_run(config.run):
+    if is_sparse_run(config.run) or curve_report.is_curve_run(config.run):
         return config.out or config.run / "page.html"
     if graph_report.graph_of(config.run) is not None:
         return config.out or graph_report.page_beside(config.run)

@@ -4,6 +4,7 @@ Several runs, as of a dense and a sparse model, are drawn on one chart. The fram
 the list holds the curves. Charts are `view.curve_figures`, sentences `view.curve_words`. No model is needed.
 """
 
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -11,13 +12,16 @@ from typing import Any, NamedTuple
 import numpy as np
 import plotly.graph_objects as go
 
-from clearhead.units.unit import Unit
 from clearhead.view import curve_figures as figures
 from clearhead.view.curve_words import HELP, Numbers, outcome_words, protocol_words, random_words, things
 from clearhead.view.packing import brief, pack
 from clearhead.view.shell import Contents, render, write_within
 from clearhead.view.summary import plotly_json
 from clearhead.view.visible import visible
+
+LISTED = 400
+"""Components of a circuit that a page names."""
+_HEAD = re.compile(r"head\.(\d+)\.(\d+)")
 
 
 class CurveRun(NamedTuple):
@@ -112,16 +116,16 @@ def head_grid(
     """Layers, and by layer and head the scores and the places in the ranking; None without heads."""
     size = abs if policy == "absolute" else float
     order = {name: place for place, name in enumerate(sorted(scores, key=lambda name: -size(scores[name])), 1)}
-    heads = {unit: name for name in scores if (unit := Unit.parse(name)).kind == "head"}
+    heads = {(int(match[1]), int(match[2])): name for name in scores if (match := _HEAD.fullmatch(name))}
     if not heads:
         return None
-    layers = sorted({int(unit.layer or 0) for unit in heads})
-    width = 1 + max(int(unit.index or 0) for unit in heads)
+    layers = sorted({layer for layer, _ in heads})
+    width = 1 + max(head for _, head in heads)
     values: list[list[float | None]] = [[None] * width for _ in layers]
     places: list[list[int | None]] = [[None] * width for _ in layers]
-    for unit, name in heads.items():
-        row, column = layers.index(int(unit.layer or 0)), int(unit.index or 0)
-        values[row][column], places[row][column] = brief(scores[name]), order[name]
+    for (layer, head), name in heads.items():
+        row = layers.index(layer)
+        values[row][head], places[row][head] = brief(scores[name]), order[name]
     return layers, values, places
 
 
@@ -191,7 +195,8 @@ def _details(run: CurveRun, curve: Numbers) -> dict[str, Any]:
             [item, visible(str(template)), brief(row[0]), brief(row[-1]), stable]
             for item, template, row, stable in values
         ],
-        "circuit": list(curve["circuit"]),
+        "circuit": [visible(name) for name in curve["circuit"][:LISTED]],
+        "size": len(curve["circuit"]),
     }
 
 

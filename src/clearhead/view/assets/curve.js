@@ -125,15 +125,15 @@ async function showCurve(place) {
         figure("cpr", "CPR", hundredths(curves.cpr[place])),
         figure("cmd", "CMD", hundredths(curves.cmd[place])),
       ),
-      el("div", { class: "charts" }, ...charts, circuitPanel(held.circuit), promptTable(prompts)),
+      el("div", { class: "charts" }, ...charts, circuitPanel(held), promptTable(prompts)),
     ),
   );
   view.scrollTop = 0;
   redrawCharts();
 }
 
-function circuitPanel(circuit) {
-  const words = circuit.length ? `${plural(circuit.length, "component")}, most important first.` : "Every prompt has a circuit of its own, or none is stable.";
+function circuitPanel({ circuit, size }) {
+  const words = circuit.length ? `${plural(size, "component")}, most important first${size > circuit.length ? `; the first ${circuit.length} are named` : ""}.` : "Every prompt has a circuit of its own, or none is stable.";
   const made = panel("The stable circuit", help("stable", "the circuit"), el("p", { class: "hint" }, words), el("div", { class: "units-of" }, ...circuit.map((name) => el("code", {}, name))));
   made.classList.add("whole");
   return made;
