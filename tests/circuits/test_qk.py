@@ -5,8 +5,9 @@ from functools import cache
 import pytest
 import torch
 
+from clearhead.circuits import qk
 from clearhead.circuits.dictionaries_in_place import Dictionaries
-from clearhead.circuits.qk import explain_edge, explain_lorsa
+from clearhead.circuits.qk import ask_edge, explain, explain_edge, explain_lorsa
 from clearhead.circuits.sources import open_prompt
 from clearhead.dictionaries.lorsa import Lorsa, LorsaConfig
 from clearhead.errors import ClearheadError
@@ -79,6 +80,21 @@ def test_a_pair_is_what_the_score_changes_when_its_units_change():
     U[own], V[own] = query.offset, key.offset
     assert torch.allclose(split.U, U, atol=1e-12) and torch.allclose(split.V, V, atol=1e-12)
     assert V[own].abs().max() > 0.01
+
+
+def test_readers_pulled_down_and_units_pushed_up_agree(monkeypatch):
+    opened = opened_of("gpt_neox")
+    firings = [(FIRING, None), (Firing(0, 1, 5, 2), 4), (Firing(1, 0, 11, 3), "mean")]
+    questions = [ask_edge(opened, firing, against) for firing, against in firings]
+    called = []
+    monkeypatch.setattr(qk, "CHUNK", 2000)  # several blocks of units
+    for way in (qk._push_units, qk._pull_readers):
+        monkeypatch.setattr(qk, "_push_units", way)
+        monkeypatch.setattr(qk, "_pull_readers", way)
+        called.append(explain(opened, questions))
+    for up, down in zip(*called, strict=True):
+        assert torch.allclose(up.U, down.U, atol=1e-12) and torch.allclose(up.V, down.V, atol=1e-12)
+        assert up.U.abs().max() > 0.01
 
 
 def test_embeddings_alone_write_what_the_first_layer_reads():

@@ -5,10 +5,10 @@ In the head's singular modes m (spectral/attention_modes.py), with C_i(p) what u
 
     U_im = C_i(q) · M^q_m      V_jm = C_j(k) · M^k_m      S(q, k) = Σ_ij S_ij,   S_ij = Σ_m U_im V_jm
 
-M^q, M^k being one side's readers (spectral/signals.py) with rotation, scale and gains in them. The readers are pulled
-down through the frozen model and meet the writes of all sources, so no unit's component is formed and S_ij exists as
-two factors. What the head itself adds (b_Q, b_K, biases of norms) stands under `bias.L` of its own layer, which has
-written nothing into the stream that the layer reads. The sum is exact, to rounding.
+M^q, M^k being one side's readers (spectral/signals.py) with rotation, scale and gains in them. Readers are pulled
+down through the frozen model to the writes of all units (or, for many scores, units are pushed up to them), and S_ij
+exists as two factors. What the head itself adds (b_Q, b_K, biases of norms) stands under `bias.L` of its own layer,
+which has written nothing into the stream that the layer reads. The sum is exact, to rounding.
 
 Softmax sees differences only. `against` subtracts the score of another key, or of the mean of all visible keys, by
 taking that key's V away: what is common to all keys cancels unit by unit. Scores are those before soft-cap, mask, ALiBi
@@ -18,6 +18,7 @@ A Lorsa head attends with the query-key product of its group. It is explained at
 argmax_k |A_qk v_k|, which need not be the key with the largest score.
 """
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
@@ -36,6 +37,8 @@ from clearhead.spectral.signals import Firing, Reader, read_stream
 from clearhead.units import Unit
 from clearhead.units.annotations import AttentionTable
 
+CHUNK = 1 << 24
+"""Numbers that a block of units, pushed up together, holds."""
 Against = int | Literal["mean"] | None
 """Another key, the mean of all visible keys (the explained one included), or nothing."""
 
@@ -87,12 +90,14 @@ class ScoreSplit:
 
     def triples(self, count: int) -> list[tuple[int, int, int, float]]:
         """The `count` largest products |U_im V_jm|: query-side unit, mode, key-side unit, U_im V_jm."""
-        found = []
-        for mode in range(self.U.shape[1]):
-            column = slice(mode, mode + 1)
-            for i, j, weight in largest_entries(self.U[:, column], self.V[:, column], count):
-                found.append((i, mode, j, weight))
-        return sorted(found, key=lambda entry: -abs(entry[3]))[:count]
+        # the largest products of two columns are products of their largest entries
+        some = min(count, len(self.units))
+        i, j = (side.T.abs().topk(some).indices for side in (self.U, self.V))
+        products = self.U.T.gather(1, i)[:, :, None] * self.V.T.gather(1, j)[:, None]
+        top = products.abs().flatten().topk(min(count, products.numel())).indices
+        mode, rest = top // some**2, top % some**2
+        found = (i[mode, rest // some], mode, j[mode, rest % some], products.flatten()[top])
+        return [entry for entry in zip(*(column.tolist() for column in found), strict=True) if entry[3] != 0]
 
     def table(self, count: int = 50) -> AttentionTable:
         """The largest `count` pairs, marginals and triples, for a graph."""
@@ -117,34 +122,59 @@ class Side(NamedTuple):
     factor: float
 
 
-@torch.no_grad()
-def explain_edge(opened: Opened, firing: Firing, against: Against = None) -> ScoreSplit:
-    """The score of one head at one query and key, over pairs of units.
+class Question(NamedTuple):
+    """Which score is to be explained, and how both of its sides read the stream."""
 
-    Raises `ClearheadError` for a head or pair that does not exist, for a key to compare with that the query does not
-    see or that is the explained one, and where the pairs do not add up to the model's score.
+    unit: Unit
+    key: int
+    against: Against
+    score: float
+    query_side: Side
+    key_sides: list[Side]
+    """The key, and those that it is compared with."""
+
+    @property
+    def rank(self) -> int:
+        """Modes of the head."""
+        return len(self.query_side.reader.offset)
+
+
+def explain_edge(opened: Opened, firing: Firing, against: Against = None) -> ScoreSplit:
+    """The score of one head at one query and key, over pairs of units; raises as `ask_edge` and `explain` do."""
+    return explain(opened, [ask_edge(opened, firing, against)])[0]
+
+
+def explain_lorsa(opened: Opened, unit: Unit, against: Against = None, key: int | None = None) -> ScoreSplit:
+    """The score of a Lorsa head, over pairs of units; raises as `ask_lorsa` and `explain` do."""
+    return explain(opened, [ask_lorsa(opened, unit, against, key)])[0]
+
+
+@torch.no_grad()
+def ask_edge(opened: Opened, firing: Firing, against: Against = None) -> Question:
+    """Why a head looks from one query at one key.
+
+    Raises `ClearheadError` for a head or pair that does not exist, and for a key to compare with that the query does
+    not see or that is the explained one.
     """
     layer, head, query, key = firing
     geometry = _geometry(opened, firing)
-    first = 0 if geometry.window is None else max(0, query + 1 - geometry.window)
-    places = _weighed(query, key, first, against)
+    places = _weighed(query, key, geometry.window, against)
     A, B = opened.parts.modes(layer).project(opened.stream.site("q", layer), opened.stream.site("k", layer))
     scores = B[head] @ A[head, query]
-    sides = [Side(read_stream(opened.stream, firing, "query"), query, 1.0)]
     keys = [
         Side(read_stream(opened.stream, Firing(layer, head, query, k), "key"), k, factor)
         for k, factor in places.items()
     ]
+    side = Side(read_stream(opened.stream, firing, "query"), query, 1.0)
     unit = Unit("edge", layer, head, position=query, part=key)
-    score = float(sum(factor * scores[k] for k, factor in places.items()))
-    return _split(opened, unit, key, against, score, sides, keys)
+    return Question(unit, key, against, sum(factor * float(scores[k]) for k, factor in places.items()), side, keys)
 
 
 @torch.no_grad()
-def explain_lorsa(opened: Opened, unit: Unit, against: Against = None, key: int | None = None) -> ScoreSplit:
-    """The score of a Lorsa head at its query, and at the key from which it moves most unless `key` is given.
+def ask_lorsa(opened: Opened, unit: Unit, against: Against = None, key: int | None = None) -> Question:
+    """Why a Lorsa head looks at the key from which it moves most, or at `key`.
 
-    Raises `ClearheadError` for anything but an active Lorsa head of this prompt, and as `explain_edge` does.
+    Raises `ClearheadError` for anything but an active Lorsa head of this prompt, and as `ask_edge` does.
     """
     if unit.kind != "lorsa" or unit not in opened.sources.place:
         raise ClearheadError(f"{unit} is no Lorsa head that is active in this prompt; give one of the graph's")
@@ -155,15 +185,80 @@ def explain_lorsa(opened: Opened, unit: Unit, against: Against = None, key: int 
     if key is None:
         pattern = lorsa.patterns(x[None], torch.tensor([group], device=x.device))[0, 0, query]
         key = int((pattern * lorsa.values(x[None])[0, :, unit.index]).abs().argmax())
-    first = 0 if lorsa.config.window is None else max(0, query + 1 - lorsa.config.window)
-    places = _weighed(query, key, first, against)
+    places = _weighed(query, key, lorsa.config.window, against)
     q, k = (side[0, group] for side in lorsa.queries_keys(x[None]))
     scores = k @ q[query] * lorsa.config.scale
     G_q, G_k = _group_modes(lorsa, group)
-    sides = [Side(_read_group(opened, layer, group, query, "query", G_q * lorsa.config.scale), query, 1.0)]
+    side = Side(_read_group(opened, layer, group, query, "query", G_q * lorsa.config.scale), query, 1.0)
     keys = [Side(_read_group(opened, layer, group, k, "key", G_k), k, factor) for k, factor in places.items()]
-    score = float(sum(factor * scores[k] for k, factor in places.items()))
-    return _split(opened, unit, key, against, score, sides, keys)
+    return Question(unit, key, against, sum(factor * float(scores[k]) for k, factor in places.items()), side, keys)
+
+
+@torch.no_grad()
+def explain(opened: Opened, questions: Sequence[Question]) -> list[ScoreSplit]:
+    """Splits scores over pairs of units: readers pulled down, or units pushed up.
+
+    Whichever are fewer; both give the same numbers. Raises `ClearheadError` where pairs do not add up to the model's
+    score.
+    """
+    readers = sum(2 * question.rank for question in questions)
+    factors = _push_units if len(opened.sources) < readers else _pull_readers
+    found = []
+    for question, U, V in factors(opened, questions):
+        own = opened.sources.place[Unit("bias", question.unit.layer)]
+        U[own] += question.query_side.reader.offset
+        V[own] += torch.stack([side.reader.offset * side.factor for side in question.key_sides]).sum(0)
+        query = question.query_side.position
+        split = ScoreSplit(
+            question.unit, query, question.key, question.against, question.score, opened.sources.units, U, V
+        )
+        _check(opened, split)
+        found.append(split)
+    return found
+
+
+def _pull_readers(opened: Opened, questions: Sequence[Question]) -> Iterator[tuple[Question, Tensor, Tensor]]:
+    """Backward: the readers of each question through the frozen model, to the writes of all units."""
+    for question in questions:
+        sides = [question.query_side, *question.key_sides]
+        reads = torch.cat([side.reader.map.T * side.factor for side in sides])
+        rows = torch.arange(question.rank, device=reads.device)
+        row = torch.cat([rows, *(rows + question.rank for _ in question.key_sides)])
+        position = torch.tensor([side.position for side in sides], device=reads.device)
+        position = position.repeat_interleave(question.rank)
+        depth = torch.full_like(position, _depth(question))
+        found = opened.sources.edges(opened.frozen.pull(reads, depth, position, row)).T
+        yield question, found[:, : question.rank].contiguous(), found[:, question.rank :].contiguous()
+
+
+def _push_units(opened: Opened, questions: Sequence[Question]) -> Iterator[tuple[Question, Tensor, Tensor]]:
+    """Forward: the components of all units, block by block, to the depths that are read."""
+    sources, frozen = opened.sources, opened.frozen
+    zeros = [sources.write.new_zeros(2, len(sources), question.rank) for question in questions]
+    last = max(map(_depth, questions))
+    for units in torch.arange(len(sources)).split(max(1, CHUNK // frozen.state(0).numel())):
+        first, block = int(units[0]), slice(int(units[0]), int(units[-1]) + 1)
+        mine = (sources.unit >= first) & (sources.unit < block.stop) & (sources.depth <= last)
+        if not bool(mine.any()):
+            continue
+        entries = sources.write[mine], sources.depth[mine], sources.position[mine], sources.unit[mine] - first
+        for depth, components in frozen.push(*entries):
+            rows = slice(first, first + len(components))
+            for question, (U, V) in zip(questions, zeros, strict=True):
+                if _depth(question) == depth:
+                    U[rows] = components[:, question.query_side.position] @ question.query_side.reader.map
+                    for side in question.key_sides:
+                        V[rows] += components[:, side.position] @ (side.reader.map * side.factor)
+            if depth == last:
+                break
+    for question, (U, V) in zip(questions, zeros, strict=True):
+        yield question, U, V
+
+
+def _depth(question: Question) -> int:
+    """Where its layer's attention reads."""
+    assert question.unit.layer is not None
+    return 2 * question.unit.layer
 
 
 def _geometry(opened: Opened, firing: Firing) -> AttentionGeometry:
@@ -177,8 +272,9 @@ def _geometry(opened: Opened, firing: Firing) -> AttentionGeometry:
     return layers[layer].geometry
 
 
-def _weighed(query: int, key: int, first: int, against: Against) -> dict[int, float]:
+def _weighed(query: int, key: int, window: int | None, against: Against) -> dict[int, float]:
     """By key, how much its score counts."""
+    first = 0 if window is None else max(0, query + 1 - window)
     for place in (key, *([against] if isinstance(against, int) else [])):
         if not first <= place <= query:
             raise ClearheadError(f"query {query} sees keys {first} to {query}, not {place}")
@@ -190,28 +286,6 @@ def _weighed(query: int, key: int, first: int, against: Against) -> dict[int, fl
         return {key: 1.0, against: -1.0}
     share = 1.0 / (query + 1 - first)
     return {k: (k == key) - share for k in range(first, query + 1)}
-
-
-def _split(
-    opened: Opened, unit: Unit, key: int, against: Against, score: float, query: list[Side], keys: list[Side]
-) -> ScoreSplit:
-    """Pulls the readers of both sides down to all sources and checks the sum."""
-    assert unit.layer is not None and unit.position is not None
-    layer, rank = unit.layer, len(query[0].reader.offset)
-    sides = [*query, *keys]
-    reads = torch.cat([side.reader.map.T * side.factor for side in sides])
-    rows = torch.arange(rank, device=reads.device)
-    row = torch.cat([rows, *(rows + rank for _ in keys)])
-    position = torch.tensor([side.position for side in sides], device=reads.device).repeat_interleave(rank)
-    depth = torch.full_like(position, 2 * layer)
-    found = opened.sources.edges(opened.frozen.pull(reads, depth, position, row)).T
-    U, V = found[:, :rank].contiguous(), found[:, rank:].contiguous()
-    own = opened.sources.place[Unit("bias", layer)]
-    U[own] += query[0].reader.offset
-    V[own] += torch.stack([side.reader.offset * side.factor for side in keys]).sum(0)
-    split = ScoreSplit(unit, unit.position, key, against, score, opened.sources.units, U, V)
-    _check(opened, split)
-    return split
 
 
 TOLERANCES = {torch.float64: 1e-5, torch.float32: 1e-3, torch.bfloat16: 0.1, torch.float16: 0.05}
