@@ -158,7 +158,8 @@ def line(**changes: object) -> str:
     ("text", "message"),
     [
         (line() + "\n{", "line 2: not JSON"),
-        ("[]", "line 1: expected an object"),
+        ("[3]", "row 1: expected an object"),
+        ("3", "line 1: expected an object"),
         (line(answers=None), "lacks answers"),
         (line(corrupted=" to"), "unknown key 'corrupted'"),
         (line(clean=3), "clean: expected text, got 3"),
@@ -178,9 +179,10 @@ def test_a_line_that_is_no_item_is_named(words, tmp_path, text, message):
 def test_files_without_items_are_named(words, tmp_path):
     with pytest.raises(ClearheadError, match=r"no task file .*absent\.jsonl"):
         Task.load(tmp_path / "absent.jsonl", words)
-    (tmp_path / "empty.jsonl").write_text("\n")
-    with pytest.raises(ClearheadError, match="has no items"):
-        Task.load(tmp_path / "empty.jsonl", words)
+    for text in ("\n", "[]", '{"prompts": []}'):
+        (tmp_path / "empty.jsonl").write_text(text)
+        with pytest.raises(ClearheadError, match="has no items"):
+            Task.load(tmp_path / "empty.jsonl", words)
     (tmp_path / "latin.jsonl").write_bytes(b"\xe9")
     with pytest.raises(CorruptFileError, match="not UTF-8"):
         Task.load(tmp_path / "latin.jsonl", words)

@@ -68,18 +68,27 @@ def generate(model: Model, n: int, seed: int, corrupt: str | None = None) -> tup
 
 def _starts(model: Model, century: int) -> list[Start]:
     """The spans that may begin in a century: by two digits, else by one, else none."""
-    prompt = SENTENCE.format(noun="war", century=century, start=FIRST_YEAR)
+    ends = endings(model, SENTENCE.format(noun="war", century=century, start=FIRST_YEAR))
+    begin = ends[1:-1] if len(ends) == 10 else [year for year in ends[:-1] if year > FIRST_YEAR]
+    return [Start(century, digits, *split_at(ends, digits)) for digits in begin]
+
+
+def endings(model: Model, prompt: str) -> list[str]:
+    """What can end a prompt that ends in a century: years of two digits, else the ten digits, else nothing."""
     years = continuations(model, prompt, [f"{year:02}" for year in range(100)])
     if len(years) >= FEWEST_YEARS and FIRST_YEAR in years:
-        begin = [year for year in years if FIRST_YEAR < year < years[-1]]
-        return [
-            Start(century, year, tuple(y for y in years if y > year), tuple(y for y in years if y <= year))
-            for year in begin
-        ]
+        return years
     digits = [str(digit) for digit in range(10)]
-    if any(continuations(model, text, digits) != digits for text in (prompt, *(prompt + ten for ten in digits))):
-        return []
-    return [Start(century, ten, tuple(digits[int(ten) + 1 :]), tuple(digits[: int(ten)])) for ten in digits[1:-1]]
+    if all(continuations(model, text, digits) == digits for text in (prompt, *(prompt + ten for ten in digits))):
+        return digits
+    return []
+
+
+def split_at(ends: list[str], start: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The endings that are right and those that are wrong for a span from the year `start` (YY, or its tens digit)."""
+    if ends and len(ends[0]) == 1:
+        return tuple(ends[int(start[0]) + 1 :]), tuple(ends[: int(start[0])])
+    return tuple(year for year in ends if year > start), tuple(year for year in ends if year <= start)
 
 
 def continuations(model: Model, prompt: str, texts: list[str]) -> list[str]:

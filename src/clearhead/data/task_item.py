@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from clearhead.errors import ClearheadError, CorruptFileError
+from clearhead.errors import CorruptFileError
 from clearhead.runs import written_aside
 
 
@@ -50,33 +50,12 @@ def write_items(path: Path, items: tuple[TaskItem, ...]) -> None:
         aside.write_text("".join(line + "\n" for line in lines), encoding="utf-8")
 
 
-def read_items(path: Path) -> tuple[TaskItem, ...]:
-    """The items of a task file.
+def item_of(value: Mapping[str, Any], where: str) -> TaskItem:
+    """The item that a line of the file holds.
 
-    Raises `ClearheadError` where there is no such file or it has no line, `CorruptFileError` naming the line and the
-    key where a line is not an item.
+    Raises `CorruptFileError` naming `where` and the key where it is none.
     """
-    try:
-        text = path.read_text(encoding="utf-8")
-    except FileNotFoundError as error:
-        raise ClearheadError(f"there is no task file {path}") from error
-    except UnicodeDecodeError as error:
-        raise CorruptFileError(f"{path} is not UTF-8 text ({error})") from error
-    items = tuple(
-        _item(line, f"{path}, line {number}") for number, line in enumerate(text.split("\n"), 1) if line.strip()
-    )
-    if not items:
-        raise ClearheadError(f"the task file {path} has no items: expected one JSON object per line")
-    return items
-
-
-def _item(line: str, where: str) -> TaskItem:
-    try:
-        value = json.loads(line)
-    except json.JSONDecodeError as error:
-        raise CorruptFileError(f"{where}: not JSON ({error})") from error
-    if not isinstance(value, dict):
-        raise CorruptFileError(f"{where}: expected an object with the keys {', '.join(KEYS)}")
+    value = dict(value)
     missing = [key for key in KEYS if key not in value and key not in OPTIONAL]
     unknown = [key for key in value if key not in KEYS]
     if missing or unknown:

@@ -9,22 +9,24 @@ The measure of one prompt is the logit difference at its last token,
 
 and a prompt is right where the best answer's logit exceeds every wrong one's. An item that a tokenizer cannot take
 (an answer of several tokens, clean and corrupt of different lengths, labels of another tokenizer) is in `refused` with
-its reason and in no average. Prompts of different lengths are never padded: `batches` groups them by length, so no
-mask is needed, and a label means the same index in every row.
+its reason and in no average; rows of a file that make no item are counted in `left_out`. Prompts of different lengths
+are never padded: `batches` groups them by length, so no mask is needed, and a label means the same index in every row.
 
-The generators are in modules of their own (ioi.py, greater_than.py, repeated.py); the file format is in task_item.py.
+The generators are in modules of their own (`TASKS`); the file format is in task_item.py, those of other projects are in
+task_import.py, and what one wants to know before trusting a task is in task_description.py.
 """
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple, Self
+from typing import Literal, NamedTuple, Self
 
 import torch
 from jaxtyping import Bool, Float, Float32, Int64
 from torch import Tensor
 
+from clearhead.config.task import is_file
 from clearhead.data import (
     agreement,
     antonym,
@@ -37,7 +39,8 @@ from clearhead.data import (
     short_passkey,
     sums,
 )
-from clearhead.data.task_item import TaskItem, read_items, write_items
+from clearhead.data.task_import import read_task
+from clearhead.data.task_item import TaskItem, write_items
 from clearhead.data.task_tokens import TokenIds, tokenised
 from clearhead.errors import ClearheadError, NonFiniteError, UnknownNameError
 from clearhead.model.access import Model
@@ -83,10 +86,15 @@ class Task:
     """Index of an item -> its token ids, for the items that the tokenizer can take."""
     refused: Mapping[int, str]
     """Index of an item -> why not, for the others."""
+    left_out: Mapping[str, int] = field(default_factory=dict)
+    """Reason -> how many rows of the file that the task was read from make no item for it."""
 
     @classmethod
-    def of_items(cls, name: str, model: Model, items: tuple[TaskItem, ...]) -> Self:
+    def of_items(
+        cls, name: str, model: Model, items: tuple[TaskItem, ...], left_out: Mapping[str, int] | None = None
+    ) -> Self:
         """The task in the model's tokens. Raises `ClearheadError` where not one item can be taken."""
+        left_out = {} if left_out is None else left_out
         tokens: dict[int, TokenIds] = {}
         refused: dict[int, str] = {}
         for index, item in enumerate(items):
@@ -97,16 +105,21 @@ class Task:
                 tokens[index] = found
         if not tokens:
             raise ClearheadError(
-                f"no item of the task {name!r} can be used with {model.name}: {_count(refused)}. "
-                "Generate the task with this model's tokenizer"
+                f"no item of the task {name!r} can be used with {model.name}: "
+                f"{_count(refused, left_out)}. Generate the task with this model's tokenizer"
             )
-        return cls(name, items, tokens, refused)
+        return cls(name, items, tokens, refused, left_out)
 
     @classmethod
-    def load(cls, path: str | Path, model: Model) -> Self:
-        """The task of a JSONL file (see task_item.py), named after the file. Raises what `read_items` raises."""
+    def load(cls, path: str | Path, model: Model, *, corrupt: str | None = None) -> Self:
+        """The task of a file of ours or of another project (see task_import.py), named after the file.
+
+        corrupt: the column of the corrupt prompts, where the format has several.
+        Raises what `read_task` raises.
+        """
         path = Path(path)
-        return cls.of_items(path.stem, model, read_items(path))
+        found = read_task(path, model, corrupt)
+        return cls.of_items(path.stem, model, found.items, found.left_out)
 
     def save(self, path: str | Path) -> None:
         """Writes all items, refused ones included, as JSONL."""
@@ -143,8 +156,9 @@ class Task:
 def task(name: str, model: Model, n: int, seed: int = 0, *, corrupt: str | None = None) -> Task:
     """`n` prompts of a built-in task in the tokens of `model`, the same for the same seed, tokenizer and n or more.
 
-    corrupt: which of the task's corruptions, None for the first of its own: ioi has "resample" and "s2_flip", copy has
-        "last" and "earlier", greater_than has "year_01".
+    corrupt: which of the task's corruptions (`CORRUPTIONS` of its module), None for the first of its own; ioi has
+        "resample" and "s2_flip", copy "last" and "earlier", docstring "arguments", "definition" and "docstring",
+        agreement "subject" and "both", every other one.
     Raises `UnknownNameError` for a task or a corruption that does not exist, `ClearheadError` for n < 1 and where
     the tokenizer splits the words that the task is made of.
     """
@@ -153,6 +167,16 @@ def task(name: str, model: Model, n: int, seed: int = 0, *, corrupt: str | None 
     if n < 1:
         raise ClearheadError(f"n: expected at least 1 prompt, got {n}")
     return Task.of_items(name, model, TASKS[name](model, n, seed, corrupt))
+
+
+def open_task(name_or_file: str, model: Model, n: int = 128, seed: int = 0, *, corrupt: str | None = None) -> Task:
+    """A built-in task, or that of a file: what every `--task` option takes. `n` and `seed` are for built-in ones.
+
+    Raises what `task` and `Task.load` raise.
+    """
+    if name_or_file in TASKS or not is_file(name_or_file):
+        return task(name_or_file, model, n, seed, corrupt=corrupt)
+    return Task.load(name_or_file, model, corrupt=corrupt)
 
 
 @dataclass(frozen=True)
@@ -190,11 +214,16 @@ class Measurement:
         return [item for item, right in zip(self.items, self.right.tolist(), strict=True) if not right]
 
 
-def measure(model: Model, behaviour: Task, *, batch: int = 32) -> Measurement:
-    """Logit difference, accuracy and top-1 of each clean prompt. Raises `NonFiniteError` for logits that are not."""
+def measure(
+    model: Model, behaviour: Task, *, prompts: Literal["clean", "corrupt"] = "clean", batch: int = 32
+) -> Measurement:
+    """Logit difference, accuracy and top-1 of each clean prompt, or of each corrupt one with the clean one's answers.
+
+    Raises `NonFiniteError` for logits that are not.
+    """
     found: dict[int, tuple[float, bool, bool]] = {}
     for rows in behaviour.batches(batch):
-        logits = model.run(rows.clean, read=["logits"]).logits[:, -1].float()
+        logits = model.run(rows.clean if prompts == "clean" else rows.corrupt, read=["logits"]).logits[:, -1].float()
         if not bool(logits.isfinite().all()):
             raise NonFiniteError(f"logits of {model.name} on the task {behaviour.name!r}, items {rows.items}")
         differences = logit_difference(logits, rows)
@@ -205,7 +234,11 @@ def measure(model: Model, behaviour: Task, *, batch: int = 32) -> Measurement:
     items = tuple(sorted(found))
     difference, right, first = zip(*(found[item] for item in items), strict=True)
     return Measurement(
-        items, torch.tensor(difference), torch.tensor(right), torch.tensor(first), Counter(behaviour.refused.values())
+        items,
+        torch.tensor(difference),
+        torch.tensor(right),
+        torch.tensor(first),
+        Counter(behaviour.refused.values()) + Counter(behaviour.left_out),
     )
 
 
@@ -219,5 +252,6 @@ def logit_difference(logits: Float[Tensor, "b v"], rows: TaskBatch) -> Float[Ten
     )
 
 
-def _count(refused: Mapping[int, str]) -> str:
-    return ", ".join(f"{number} × {reason}" for reason, number in Counter(refused.values()).most_common())
+def _count(refused: Mapping[int, str], left_out: Mapping[str, int]) -> str:
+    counted = Counter(refused.values()) + Counter(left_out)
+    return ", ".join(f"{number} × {reason}" for reason, number in counted.most_common())

@@ -129,8 +129,8 @@ def single_tokens(model: Model, words: Sequence[str], *, at_least: int, task: st
         pieces = "|".join(model.token_strings(ids[split][len(prompt) :]))
         raise ClearheadError(
             f"{task}: the tokenizer of {model.name} has {len(found)} of {len(words)} words as single tokens, "
-            f"{at_least} are needed; it splits {f' {split}'!r} into {pieces!r}. Take a model with a larger vocabulary, such as "
-            "smollm2"
+            f"{at_least} are needed; it splits {f' {split}'!r} into {pieces!r}. Take a model with a larger "
+            "vocabulary, such as smollm2"
         )
     return found
 
