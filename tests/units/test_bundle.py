@@ -34,6 +34,7 @@ def graph():
         supernodes=[Supernode("both", ("feature.0.7@1", "lorsa.1.2@1"))],
         scores={"replacement": 0.8},
         tokens=["</script>", "\u202e b"],
+        labels={"logit.9@1": ' "x"'},
     )  # fmt: skip
 
 
@@ -49,7 +50,7 @@ def same(a, b):
     for name in ("edge", "layer", "head", "weight"):
         np.testing.assert_array_equal(a.loadings.arrays()[name], b.loadings.arrays()[name])
     assert a.loadings.kind == b.loadings.kind
-    for name in ("provenance", "attention", "supernodes", "scores", "tokens"):
+    for name in ("provenance", "attention", "supernodes", "scores", "tokens", "labels"):
         assert getattr(a, name) == getattr(b, name)
 
 
@@ -113,7 +114,8 @@ def test_missing_and_truncated_files_are_named(graph, tmp_path):
         ({"tokens": [1, 2]}, "tokens: expected a text"),
         ({"tokens": ["a"]}, "1 tokens but 2 token ids"),
         ({"scores": {"replacement": "high"}}, "expected numbers"),
-        ({"scores": [1]}, "scores: expected names"),
+        ({"scores": [1]}, "scores: expected a table"),
+        ({"labels": {"logit.9@1": 4}}, "label of logit.9@1: expected a text"),
         ({"supernodes": [{"name": "x", "units": ["head.0.0"]}]}, "head.0.0"),
         ({"supernodes": [{"name": "x"}]}, "lacks units"),
         ({"attention": [{"unit": "lorsa.1.2@1"}]}, "lacks score, total"),

@@ -121,6 +121,7 @@ def annotated():
         supernodes=[Supernode("pair", ("lorsa.0.4@1", "lorsa.1.4@2")), Supernode("first", ("embedding.1@0",))],
         scores={"replacement": 0.5},
         tokens=["a", "b", "c"],
+        labels={"logit.7@2": " d"},
     )  # fmt: skip
 
 
@@ -133,7 +134,7 @@ def test_what_is_said_of_a_graph_follows_its_units():
     assert [part.loadings.of(edge) for edge in range(2)] == [{(0, 1): -1, (1, 2): -3}, {(1, 2): 2}]
     assert [group.units for group in part.supernodes] == [("lorsa.0.4@1", "lorsa.1.4@2")]
     assert part.attention == graph.attention
-    assert (part.scores, part.tokens) == (graph.scores, graph.tokens)
+    assert (part.scores, part.tokens, part.labels) == (graph.scores, graph.tokens, graph.labels)
 
     # only the edge lorsa.0.4 → lorsa.1.4 carries 4 of 7.5: the embedding, the logit and nothing else go
     pruned = graph.prune(0.5)
@@ -162,6 +163,9 @@ def test_merging_adds_loadings_and_tables_and_averages_the_rest():
     assert (twice.supernodes, twice.scores, twice.tokens) == (graph.supernodes, graph.scores, graph.tokens)
     assert twice.provenance.protocol == "sum of 2 graphs: weights product"
     assert len(graph.merge(graph, graph).provenance.parents) == 3
+    mean = twice.merge(graph, graph, mean=True)
+    np.testing.assert_allclose(mean.weight, graph.weight[[0, 2, 1, 3]] * 4 / 3)
+    assert mean.provenance.protocol == "mean of 3 graphs: mixed protocols"
 
 
 def test_a_graph_minus_itself_is_zero_everywhere():
@@ -187,12 +191,15 @@ def test_merging_from_the_end_lets_last_tokens_meet():
     long = annotated()
     units = [Unit("lorsa", 0, 4, 0), Unit("logit", index=7, position=1)]
     table = AttentionTable("edge.1.2.0@1", 1.0, 1.0, 0, (("lorsa.0.4@0", "bias.0", 1.0),))
-    short = Graph(units, [0], [1], [3.0], replace(PROVENANCE, token_ids=()), attention=[table],
-                  supernodes=[Supernode("first", ("lorsa.0.4@0",))], tokens=["b", "x"])  # fmt: skip
+    short = Graph(
+        units, [0], [1], [3.0], replace(PROVENANCE, token_ids=()), attention=[table],
+        supernodes=[Supernode("first", ("lorsa.0.4@0",))], tokens=["b", "x"], labels={"logit.7@1": "other"},
+    )  # fmt: skip
     both = long.merge(short, from_end=True)
     assert [unit.id for unit in both.units] == [unit.id for unit in long.units]
     assert both.weights_between("lorsa.0.4@1", "logit.7@2") == 3
     assert both.tokens == ("⋯", "b", "⋯")
+    assert both.labels == {"logit.7@2": " d"}
     assert both.supernodes[1] == Supernode("first", ("embedding.1@0", "lorsa.0.4@1"))
     # the key of the short prompt's edge is at 0 of 2, hence at 1 of 3: another edge than that to key 0 of 3
     assert [(table.unit, table.against) for table in both.attention[1:]] == [("edge.1.2.0@2", 0), ("edge.1.2.1@2", 1)]

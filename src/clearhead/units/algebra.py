@@ -2,10 +2,11 @@
 
     weight(u → v) = Σ_g factor_g · weight_g(u → v),    0 where a graph has no such edge
 
-`merge` has factors of 1, `diff` of 1 and −1. Units are the same when their names are; with `from_end`, when their names
-are after positions were counted from the end of each prompt, so that prompts of different length meet at their last
-token. Loadings and attention tables add like edges. What cannot be added (named values of units, activations, scores)
-is averaged where graphs are merged and subtracted where they are compared, over the graphs that have it.
+`merge` has factors of 1, or 1/G for the mean of G graphs, `diff` of 1 and −1. Units are the same when their names are;
+with `from_end`, when their names are after positions were counted from the end of each prompt, so that prompts of
+different length meet at their last token. Loadings and attention tables add like edges. What cannot be added (named
+values of units, activations, scores) is averaged over the graphs that have it in a merge, and subtracted in a
+difference.
 """
 
 from collections.abc import Sequence
@@ -28,11 +29,11 @@ DIFFERS = "⋯"
 
 
 def combine(graphs: Sequence["Graph"], factors: Sequence[float], word: str, from_end: bool) -> dict[str, Any]:
-    """The arguments of the graph Σ factor · graph; factors are all 1 (a merge) or 1 and −1 (a difference).
+    """The arguments of the graph Σ factor · graph; factors are all equal (a merge) or 1 and −1 (a difference).
 
     Raises `ClearheadError` when graphs are to meet at their ends and one does not say how long its prompt is.
     """
-    shifts = _shifts(graphs) if from_end else [0] * len(graphs)
+    shifts = end_shifts(graphs) if from_end else [0] * len(graphs)
     names = [[shifted(unit, by) for unit in graph.units] for graph, by in zip(graphs, shifts, strict=True)]
     units = list(dict.fromkeys(unit for some in names for unit in some))
     place = {unit: p for p, unit in enumerate(units)}
@@ -85,7 +86,17 @@ def shifted(unit: Unit, by: int) -> Unit:
     return replace(unit, position=unit.position + by, part=part)
 
 
-def _shifts(graphs: Sequence["Graph"]) -> list[int]:
+def carriers(weight: NDArray[np.float64], share: float) -> NDArray[np.int64]:
+    """Places (ascending) of the fewest entries that carry `share` of Σ|weight|; of equal ones the first."""
+    size = np.abs(weight)
+    order = np.argsort(-size, kind="stable")
+    before = np.concatenate([[0.0], np.cumsum(size[order])[:-1]]) if len(order) else size
+    # an entry counts while those heavier than it fall short of the share; zeros carry nothing
+    return np.sort(order[(before < share * size.sum() * (1 - 1e-12)) & (size[order] > 0)])
+
+
+def end_shifts(graphs: Sequence["Graph"]) -> list[int]:
+    """How far each graph's positions move to the right for all prompts to end at one position."""
     lengths = [len(graph.tokens) or len(graph.provenance.token_ids) for graph in graphs]
     if not all(lengths):
         raise ClearheadError(

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from clearhead.errors import ClearheadError, NonFiniteError, UnknownNameError
-from clearhead.units.algebra import combine
+from clearhead.units.algebra import carriers, combine
 from clearhead.units.annotations import AttentionTable, Loadings, Supernode, whole_numbers
 from clearhead.units.order import topological_order
 from clearhead.units.portable import from_entries, to_entries
@@ -170,11 +170,7 @@ class Graph:
         """
         if not 0 <= share <= 1:
             raise ClearheadError(f"share must lie in [0, 1], as in prune(0.9) for 90 % of the weight; got {share}")
-        size = np.abs(self.weight)
-        order = np.argsort(-size, kind="stable")
-        before = np.concatenate([[0.0], np.cumsum(size[order])[:-1]]) if len(order) else size
-        # an edge is kept while those heavier than it fall short of the share; zero edges carry nothing
-        kept = np.sort(order[(before < share * size.sum() * (1 - 1e-12)) & (size[order] > 0)])
+        kept = carriers(self.weight, share)
         return self.select(np.unique(np.concatenate([self.source[kept], self.target[kept]])), kept)
 
     def restrict(self, units: Iterable[Unit | str]) -> "Graph":
@@ -211,13 +207,15 @@ class Graph:
             labels=self.labels,
         )
 
-    def merge(self, *others: "Graph", from_end: bool = False) -> "Graph":
-        """Union of units and edges; an edge in several has the sum of the weights, a unit the mean of its values.
+    def merge(self, *others: "Graph", mean: bool = False, from_end: bool = False) -> "Graph":
+        """Union of units and edges; an edge has the sum of its weights in all graphs, or their mean.
 
-        `from_end` counts positions from the end of each prompt. Loadings are kept where all graphs have them.
+        Values, scores and activations are means over the graphs that have them; loadings are kept where all graphs
+        have them. `from_end` counts positions from the end of each prompt.
         """
         graphs = [self, *others]
-        return Graph(**combine(graphs, [1.0] * len(graphs), "sum", from_end))
+        factor, word = (1 / len(graphs), "mean") if mean else (1.0, "sum")
+        return Graph(**combine(graphs, [factor] * len(graphs), word, from_end))
 
     def diff(self, other: "Graph", *, from_end: bool = False) -> "Graph":
         """Subtract `other`: union of units and edges, weights subtracted; edges that cancel stay at 0.
