@@ -1,19 +1,23 @@
 """`clearhead evaluate`: measures a trained model on held-out text, prints the numbers and keeps them beside it.
 
-Here a Lorsa; what `clearhead sparsify` leaves is measured by evaluate_sparse.py.
+Here a dictionary (Lorsa, transcoder, cross-layer transcoder, SAE); what `clearhead sparsify` leaves is measured by
+evaluate_sparse.py.
 """
 
 from pathlib import Path
 from typing import Any
 
 from clearhead.commands import evaluate_sparse
-from clearhead.commands.opened import is_sparse, open_run, plan_of
+from clearhead.commands.opened import OpenedDictionary, is_sparse, kind_of, open_dictionary, plan_of
 from clearhead.commands.table import show
-from clearhead.config import Evaluate
+from clearhead.config import Evaluate, TrainSae, TrainTranscoder
+from clearhead.data.harvest import ATTENTION
+from clearhead.dictionaries.clt import Clt
 from clearhead.dictionaries.dictionary import record_metrics
 from clearhead.errors import ClearheadError
 from clearhead.runs import environment, write_json
 from clearhead.training.evaluate import evaluate
+from clearhead.training.evaluate_clt import evaluate_clt
 
 
 def plan(config: Evaluate) -> dict[str, Any]:
@@ -36,12 +40,9 @@ def run(config: Evaluate) -> None:
 def measure(config: Evaluate) -> dict[str, Any]:
     """The metrics of a run, also written to `file_of(config)` with their configuration and environment."""
     if config.retrieval is not None:
-        raise ClearheadError("--retrieval is for sparse models; leave it out for a Lorsa")
-    opened = open_run(config)
-    metrics = evaluate(
-        *opened[:3], opened.blocks, downstream_tokens=config.downstream_tokens, batch_blocks=config.batch_blocks
-    )
-    metrics |= {
+        raise ClearheadError("--retrieval is for sparse models; leave it out for a dictionary")
+    opened = open_dictionary(config)
+    metrics = _fidelity(opened, config) | {
         "model_note": opened.model.note,
         "text": opened.blocks.source,
         "text_sha256": opened.blocks.sha256,
@@ -51,8 +52,18 @@ def measure(config: Evaluate) -> dict[str, Any]:
     write_json(file_of(config), record)
     if config.split == "held_out":
         numbers = {name: float(value) for name, value in metrics.items() if isinstance(value, int | float)}
-        record_metrics(config.run / "lorsa", "lorsa", numbers)
+        kind = kind_of(opened.training)
+        record_metrics(config.run / kind, kind, numbers)
     return metrics
+
+
+def _fidelity(opened: OpenedDictionary, config: Evaluate) -> dict[str, Any]:
+    module, model, training, blocks = opened
+    options = {"downstream_tokens": config.downstream_tokens, "batch_blocks": config.batch_blocks}
+    if isinstance(module, Clt):
+        return evaluate_clt(module, model, blocks, **options)
+    sites = training.sites() if isinstance(training, TrainTranscoder | TrainSae) else ATTENTION
+    return evaluate(module, model, int(training.layer or 0), blocks, sites=sites, **options)
 
 
 def file_of(config: Evaluate) -> Path:

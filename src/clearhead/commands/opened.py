@@ -1,14 +1,15 @@
-"""A finished training run, opened for measurement: its Lorsa or sparse model, and text that it has not seen."""
+"""A finished training run, opened for measurement: its dictionary or sparse model, and text that it has not seen."""
 
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 from jaxtyping import Int64
 from torch import Tensor
 
-from clearhead.config import OfRun, Sparsify, TrainLorsa
+from clearhead.config import OfRun, Sparsify, TrainDictionary, TrainLorsa
 from clearhead.configfile import from_file
 from clearhead.data.text import TokenBlocks, token_blocks
+from clearhead.dictionaries.load import KINDS, Dictionary
 from clearhead.dictionaries.lorsa import Lorsa
 from clearhead.errors import ClearheadError
 from clearhead.model.access import Model
@@ -19,11 +20,20 @@ from clearhead.sparsify.posttrain import open_unwatched
 
 
 class OpenedRun(NamedTuple):
-    """What every measurement of a run needs."""
+    """What every measurement of a Lorsa needs."""
 
     lorsa: Lorsa
     model: Model
     layer: int
+    blocks: TokenBlocks
+
+
+class OpenedDictionary(NamedTuple):
+    """What every measurement of a dictionary of any kind needs."""
+
+    module: Dictionary
+    model: Model
+    training: TrainDictionary
     blocks: TokenBlocks
 
 
@@ -39,38 +49,44 @@ class OpenedSparse(NamedTuple):
     """None for a model folder without its run."""
 
 
-def training_of(run: Path) -> TrainLorsa:
+def training_of(run: Path) -> TrainDictionary:
     """The resolved configuration a run was trained with; raises `ClearheadError` when nothing was trained there."""
     if not (run / "config.json").exists():
         raise ClearheadError(f"{run} is no run directory: it holds no config.json; `clearhead train lorsa` makes one")
     config = from_file(run)
-    if not isinstance(config, TrainLorsa) or config.layer is None:
+    if not isinstance(config, TrainDictionary):
         raise ClearheadError(
             f"{run} was written by `clearhead {config.verb}`; give a directory of `clearhead train lorsa`, or to "
-            "evaluate also one of `clearhead sparsify`"
+            "evaluate also one of `clearhead train transcoder`, `train clt`, `train sae` or `sparsify`"
         )
     return config
 
 
-def open_run(config: OfRun) -> OpenedRun:
-    """Load the Lorsa of a run onto its model's device, and tokenise the text to measure on.
+def kind_of(training: TrainDictionary) -> str:
+    """The kind of dictionary that a training makes, which is also the folder it lies in."""
+    return training.verb.removeprefix("train ")
+
+
+def open_dictionary(config: OfRun) -> OpenedDictionary:
+    """Load the dictionary of a run onto its model's device, and tokenise the text to measure on.
 
     Raises `ClearheadError` when the run is unfinished or the text is shorter than one block.
     """
     training = training_of(config.run)
-    if not (config.run / "lorsa").exists():
+    kind = kind_of(training)
+    if not (config.run / kind).exists():
         raise ClearheadError(
-            f"{config.run} has not been trained to its end; type: clearhead train lorsa --from {config.run} "
+            f"{config.run} has not been trained to its end; type: clearhead {training.verb} --from {config.run} "
             f"--out {config.run}"
         )
     model = Model.load(training.model, dtype=config.dtype or training.dtype, device=config.device)
-    lorsa = Lorsa.from_pretrained(config.run / "lorsa").to(model.device).eval()
-    belongs = {name: lorsa.provenance.get(name) for name in ("model", "layer")}
+    module = KINDS[kind].from_pretrained(config.run / kind).to(model.device).eval()
+    belongs = {name: module.provenance.get(name) for name in ("model", "layer")}
     asked = {"model": training.model, "layer": training.layer}
     if belongs != asked:
         raise ClearheadError(
-            f"{config.run} names {asked} in its config.json and its Lorsa was trained on {belongs}; restore the file, "
-            f"or train again"
+            f"{config.run} names {asked} in its config.json and its {kind} was trained on {belongs}; restore the "
+            f"file, or train again"
         )
     blocks = token_blocks(
         model,
@@ -80,17 +96,34 @@ def open_run(config: OfRun) -> OpenedRun:
         context=training.context,
         at_most=True,
     )
-    return OpenedRun(lorsa, model, int(training.layer or 0), blocks)
+    return OpenedDictionary(module, model, training, blocks)
+
+
+def open_run(config: OfRun) -> OpenedRun:
+    """`open_dictionary` for what takes a Lorsa alone; raises `ClearheadError` for another kind."""
+    _lorsa_training(config.run)
+    opened = open_dictionary(config)
+    return OpenedRun(cast(Lorsa, opened.module), opened.model, int(opened.training.layer or 0), opened.blocks)
+
+
+def _lorsa_training(run: Path) -> TrainLorsa:
+    training = training_of(run)
+    if not isinstance(training, TrainLorsa):
+        raise ClearheadError(
+            f"{run} was written by `clearhead {training.verb}`; give a directory of `clearhead train lorsa`"
+        )
+    return training
 
 
 def plan_of(config: OfRun) -> dict[str, Any]:
     """What a measurement will take and from where, without loading a model."""
     training = training_of(config.run)
+    values = training.to_dict()
+    told = [name for name in ("layer", "heads", "features", "site") if values.get(name) is not None]
     return {
         "model": training.model,
         "dtype": config.dtype or training.dtype,
-        "layer": training.layer,
-        "heads": training.heads,
+        **{name: values[name] for name in told},
         "text": f"{config.text or training.text} ({config.split})",
         "tokens, at most": config.tokens,
         "blocks": -(-config.tokens // training.context),

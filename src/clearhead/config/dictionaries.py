@@ -80,6 +80,8 @@ class TrainFeatures(TrainDictionary):
     """Features active per token (and layer); the mean of them for batchtopk. Not used by relu and jumprelu."""
     activation: FeatureActivation = "topk"
     """Which features stay active at a token."""
+    lr: float = 2e-3
+    """Peak learning rate of Adam; narrow models (width 128) and short trainings take twice that."""
     sparsity: float = 0.0
     """Weight of the sparsity term of relu (L1) and jumprelu (tanh), rising from 0; the others have none."""
     pre_weight: float = 3e-6

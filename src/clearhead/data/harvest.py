@@ -4,8 +4,9 @@
     y = attn_out.L [b, t, d]   what it returns, before it is added to the residual stream
 
 or any other two sites of the residual width: mlp_in.L and mlp_out.L for a transcoder, one site twice for an SAE.
-`LayeredActivations` serves the MLPs of all layers at once, [b, t, l, d]. Only the layers needed are run. Every batch is checked: a NaN or an infinity is an error that names the site, the block and
-the position, never a number in a result. The store (store.py) serves the same batches from disk.
+`LayeredActivations` serves the MLPs of all layers at once, [b, t, l, d]. Only the layers needed are run. Every batch is
+checked: a NaN or an infinity is an error that names the site, the block and the position, never a number in a result.
+The store (store.py) serves the same batches from disk.
 """
 
 from collections.abc import Sequence
@@ -19,7 +20,6 @@ from clearhead.data.text import TokenBlocks
 from clearhead.errors import ClearheadError, NonFiniteError
 from clearhead.model.access import Model
 from clearhead.model.sites import parse
-
 
 ATTENTION = ("attn_in", "attn_out")
 """The sites of the attention module's input and output."""

@@ -1,6 +1,6 @@
 """How a Lorsa starts: from noise, from the original heads, or as the reference implementation documents it.
 
-Everything happens on the scaled problem (f_in x -> f_out y) that training sees; see `training.dictionary_task.measure_scales`.
+Everything happens on the scaled problem (f_in x -> f_out y) that training sees (`training.dictionary_task`).
 All but `random` start with the original queries and keys, biases and norm gains included, repeated for every group that
 an original head hosts; they differ in the values:
 

@@ -4,8 +4,9 @@ AuxK (arXiv 2406.04093, appendix A.2): the k_aux most active of the dead units p
 
     e = y - y_hat (detached)        L_aux = || e - sum_{n in top-k_aux of the dead} z_n w_o[n] ||^2
 
-so units (heads of a Lorsa, features) that never win the top-K still receive gradient. The sum is not divided by |e|^2: targets are normalised once
-for the whole data set, and a quotient of two batch means would make two processes differ from one.
+so units (heads of a Lorsa, features) that never win the top-K still receive gradient. The sum is not divided by |e|^2:
+targets are normalised once for the whole data set, and a quotient of two batch means would make two processes differ
+from one.
 """
 
 import torch

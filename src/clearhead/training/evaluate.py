@@ -1,11 +1,13 @@
-"""How faithful a Lorsa is: fraction of variance unexplained, sparsity, dead heads, and the model's loss through it.
+"""How faithful a dictionary is: fraction of variance unexplained, sparsity, dead units, the model's loss through it.
 
     FVU = sum ||y - y_hat||^2 / sum ||y - y_bar||^2       y_bar per dimension, over the evaluated tokens
     CE recovered = (CE_ablated - CE_replaced) / (CE_ablated - CE_clean)
 
-One definition each, used everywhere. Position 0 of a block is excluded and reported apart. When the layer is replaced
-or ablated its output at position 0 stays the model's own, and losses are means over predictions from position 1 on.
-A head is dead when it is active on none of the evaluated tokens; how many those were is part of the result.
+One definition each, used everywhere, for Lorsa, transcoders and SAEs; for cross-layer transcoders evaluate_clt.py builds
+on it. Position 0 of a block is excluded and reported apart. When a site is replaced or ablated its value at position 0
+stays the model's own, and losses are means over predictions from position 1 on. A unit (a head of a Lorsa, a feature)
+is dead when it is active on none of the evaluated tokens; how many those were is part of the result. The metrics of
+units are called dead_heads and over_dense_heads for every kind.
 """
 
 import math
@@ -16,13 +18,12 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from clearhead.data.harvest import LiveActivations
+from clearhead.data.harvest import ATTENTION, LiveActivations
 from clearhead.data.text import TokenBlocks
-from clearhead.dictionaries.lorsa import Lorsa
 from clearhead.model.access import Model, Run
 from clearhead.runs import progress
 
-OVER_DENSE = 0.1  # a head active on more than a tenth of all tokens is hardly one unit of meaning
+OVER_DENSE = 0.1  # a unit active on more than a tenth of all tokens is hardly one unit of meaning
 
 Metrics = dict[str, Any]
 
@@ -30,16 +31,16 @@ Metrics = dict[str, Any]
 class FidelityMeter:
     """Streaming sums for FVU, explained variance, error by position, L0 and firing counts; float64 throughout."""
 
-    def __init__(self, d_model: int, n_heads: int, context: int):
+    def __init__(self, d_model: int, n_units: int, context: int):
         self.sum_y = torch.zeros(d_model, dtype=torch.float64)
         self.sum_e = torch.zeros(d_model, dtype=torch.float64)
         self.square_y = torch.zeros(context, dtype=torch.float64)
         self.square_e = torch.zeros(context, dtype=torch.float64)
         self.blocks = 0
-        self.counts = torch.zeros(n_heads, dtype=torch.int64)
+        self.counts = torch.zeros(n_units, dtype=torch.int64)
         self.active = 0
 
-    def add(self, y: Float[Tensor, "b t d"], y_hat: Float[Tensor, "b t d"], values: Tensor, heads: Tensor) -> None:
+    def add(self, y: Float[Tensor, "b t d"], y_hat: Float[Tensor, "b t d"], values: Tensor, units: Tensor) -> None:
         """Take in one batch: targets, predictions and codes of the same tokens."""
         y, e = y.double().cpu(), (y - y_hat).double().cpu()
         self.sum_y += y[:, 1:].sum((0, 1))
@@ -47,7 +48,7 @@ class FidelityMeter:
         self.square_y += y.square().sum((0, 2))
         self.square_e += e.square().sum((0, 2))
         self.blocks += len(y)
-        fired = heads[:, 1:][values[:, 1:] != 0].cpu()
+        fired = units[:, 1:][values[:, 1:] != 0].cpu()
         self.counts += torch.bincount(fired, minlength=len(self.counts))
         self.active += len(fired)
 
@@ -83,39 +84,59 @@ class FidelityMeter:
 
 
 @torch.no_grad()
-def measure_fidelity(lorsa: Lorsa, source: Any, batch_blocks: int = 8) -> tuple[Metrics, Float[Tensor, " d"]]:
-    """Metrics of `lorsa` over all blocks of an activation source, and the mean target (for mean ablation)."""
-    meter = FidelityMeter(lorsa.config.d_model, lorsa.n_heads, source.context)
+def measure_fidelity(module: Any, source: Any, batch_blocks: int = 8) -> tuple[Metrics, Float[Tensor, " d"]]:
+    """Metrics of a dictionary over all blocks of an activation source, and the mean target (for mean ablation)."""
+    meter = FidelityMeter(module.decoder_rows(torch.tensor([0])).shape[-1], module.n_units, source.context)
     with progress("evaluate", len(source) * source.context) as advance:
         for chosen in torch.arange(len(source)).split(batch_blocks):
             batch = source.batch(chosen)
-            codes = lorsa.encode(batch.x)
-            meter.add(batch.y, lorsa.decode(codes), codes.values, codes.heads)
+            y, _, codes = module(batch.x)
+            meter.add(batch.y, y, *codes)
             advance(len(chosen) * source.context)
     return meter.result(), meter.mean_y
 
 
-@torch.no_grad()
 def measure_downstream(
-    lorsa: Lorsa,
+    module: Any,
     model: Model,
     layer: int,
     tokens: Int[Tensor, "b t"],
     mean_y: Float[Tensor, " d"],
     batch_blocks: int = 8,
+    sites: tuple[str, str] = ATTENTION,
 ) -> Metrics:
-    """Next-token loss (nats) with the layer clean, replaced, zeroed and set to its mean; KL(clean || replaced)."""
-    attn_in, attn_out = f"attn_in.{layer}", f"attn_out.{layer}"
-    mean = mean_y.to(device=model.device, dtype=model.dtype)
-    dtype = lorsa.W_O.dtype
+    """Next-token loss (nats) with the output site clean, replaced, zeroed and set to its mean; KL(clean || replaced).
+
+    `sites` are those that the dictionary reads and imitates, without their layer; for an SAE they are the same.
+    """
+    reads, writes = (f"{site}.{layer}" for site in sites)
+    dtype = next(module.parameters()).dtype
 
     def replace(y: Tensor, run: Run) -> Tensor:
-        return lorsa(run[attn_in].to(dtype)).y.to(y.dtype)
+        x = y if reads == writes else run[reads]
+        return module(x.to(dtype)).y.to(y.dtype)
 
+    return downstream_losses(model, tokens, {writes: replace}, {writes: mean_y}, [reads], batch_blocks)
+
+
+@torch.no_grad()
+def downstream_losses(
+    model: Model,
+    tokens: Int[Tensor, "b t"],
+    replacements: dict[str, Any],
+    means: dict[str, Float[Tensor, " d"]],
+    reads: list[str],
+    batch_blocks: int = 8,
+) -> Metrics:
+    """Losses with sites clean, all edited by `replacements`, all zero and all at their `means`.
+
+    replacements: for every site a function of (value, run), where `run` holds the sites of `reads` passed so far.
+    """
+    constant = {site: mean.to(device=model.device, dtype=model.dtype) for site, mean in means.items()}
     variants = {
-        "replaced": replace,
-        "zero": lambda y, _: torch.zeros_like(y),
-        "mean": lambda y, _: mean.expand_as(y),
+        "replaced": replacements,
+        "zero": {site: lambda y, _: torch.zeros_like(y) for site in means},
+        "mean": {site: lambda y, _, mean=mean: mean.expand_as(y) for site, mean in constant.items()},
     }
     sums = dict.fromkeys(("clean", *variants, "kl"), 0.0)
     count = 0
@@ -126,8 +147,9 @@ def measure_downstream(
             clean = model.run(batch, read=["logits"])["logits"][:, 1:-1]
             sums["clean"] += _cross_entropy(clean, gold)
             advance(batch.numel())
-            for name, edit in variants.items():
-                run = model.run(batch, read=[attn_in, "logits"], edit={attn_out: _keep_first(edit)})
+            for name, edits in variants.items():
+                kept = {site: _keep_first(edit) for site, edit in edits.items()}
+                run = model.run(batch, read=[*reads, "logits"], edit=kept)
                 changed = run["logits"][:, 1:-1]
                 sums[name] += _cross_entropy(changed, gold)
                 if name == "replaced":
@@ -174,22 +196,31 @@ def _recovered(ablated: float, replaced: float, clean: float) -> float | None:
 
 
 def evaluate(
-    lorsa: Lorsa,
+    module: Any,
     model: Model,
     layer: int,
     blocks: TokenBlocks,
     *,
+    sites: tuple[str, str] = ATTENTION,
     downstream_tokens: int = 20_000,
     batch_blocks: int = 8,
 ) -> Metrics:
-    """Fidelity over all of `blocks` and downstream loss over the first `downstream_tokens` of them."""
-    was_training = lorsa.training
-    lorsa.eval()
-    source = LiveActivations(model, blocks, layer)
-    metrics, mean_y = measure_fidelity(lorsa, source, batch_blocks)
+    """Fidelity over all of `blocks` and downstream loss over the first `downstream_tokens` of them.
+
+    module: a Lorsa, transcoder or SAE; `sites` are those that it reads and imitates, without their layer.
+    """
+    was_training = module.training
+    module.eval()
+    source = LiveActivations(model, blocks, layer, sites=sites)
+    metrics, mean_y = measure_fidelity(module, source, batch_blocks)
     metrics = {"layer": layer, **metrics}
     if downstream_tokens:
-        count = min(len(blocks.tokens), max(1, round(downstream_tokens / blocks.context)))
-        metrics |= measure_downstream(lorsa, model, layer, blocks.tokens[:count], mean_y, batch_blocks)
-    lorsa.train(was_training)
+        tokens = first_blocks(blocks, downstream_tokens)
+        metrics |= measure_downstream(module, model, layer, tokens, mean_y, batch_blocks, sites)
+    module.train(was_training)
     return metrics
+
+
+def first_blocks(blocks: TokenBlocks, n_tokens: int) -> Int[Tensor, "b t"]:
+    """The first blocks that hold about `n_tokens` tokens, at least one."""
+    return blocks.tokens[: max(1, round(n_tokens / blocks.context))]

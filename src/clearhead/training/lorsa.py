@@ -40,7 +40,7 @@ class LorsaTask(DictionaryTask):
             ([p for name, p in named if name not in qk], 1.0),
         ]
 
-    def _penalty(self, pre: Float[Tensor, "r n"], values: Tensor, progress: float) -> Tensor | float:
+    def _penalty(self, pre: Float[Tensor, "r n"], values: Tensor, progress: float) -> Tensor | float:  # noqa: ARG002
         if not self.l0_weight:
             return 0.0
         if self.lorsa.config.activation == "jumprelu":
