@@ -72,6 +72,11 @@ class GraphEdges:
         self._depth = torch.cat([torch.full((at.stop - at.start,), at.layer) for at in self.parts.places])
 
     @property
+    def described(self) -> str:
+        """Which prompts the values of dropped edges come from, for the protocol."""
+        return self.replacement.described
+
+    @property
     def notes(self) -> list[str]:
         """What is recomputed and what is no component."""
         notes = [
