@@ -4,10 +4,10 @@
     CE recovered = (CE_ablated - CE_replaced) / (CE_ablated - CE_clean)
 
 One definition each, used everywhere, for Lorsa, transcoders and SAEs; evaluate_clt.py builds on it for cross-layer
-transcoders. Position 0 of a block is excluded and reported apart. When a site is replaced or ablated its value at position 0
-stays the model's own, and losses are means over predictions from position 1 on. A unit (a head of a Lorsa, a feature)
-is dead when it is active on none of the evaluated tokens; how many those were is part of the result. The metrics of
-units are called dead_heads and over_dense_heads for every kind.
+transcoders. Position 0 of a block is excluded and reported apart. When a site is replaced or ablated its value at
+position 0 stays the model's own, and losses are means over predictions from position 1 on. A unit (a head of a Lorsa, a
+feature) is dead when it is active on none of the evaluated tokens; how many those were is part of the result. The
+metrics of units are called dead_heads and over_dense_heads for every kind.
 """
 
 import math
