@@ -96,7 +96,7 @@ def test_an_edge_names_the_heads_that_carry_it(visit, graph):
     size = np.sort(np.abs(list(carried.values())))[::-1]
     needed = int(np.argmax(np.cumsum(size) >= 0.9 * size.sum())) + 1
     tile = visit.tab.locator(".details .figure").filter(has_text="Heads for 90 %").locator(".value")
-    assert tile.text_content() == str(needed)
+    assert tile.text_content() == f"{needed} of {len(carried)}"
     (layer, head), _ = max(carried.items(), key=lambda item: abs(item[1]))
     assert visit.texts(".details .weights tbody code")[0] == f"head {layer}.{head}"
     assert visit.tab.locator(".details .grid .cell.filled").count() == len(carried)

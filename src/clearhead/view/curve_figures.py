@@ -63,6 +63,7 @@ def inclusion(lines: Sequence[Line], threshold: float, what: str, height: int = 
             figure.add_scatter(
                 x=[*x, *x[::-1]],
                 y=[*high, *list(low)[::-1]],
+                mode="lines",
                 fill="toself",
                 fillcolor=_pale(colour),
                 line={"width": 0},

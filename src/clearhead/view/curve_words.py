@@ -101,7 +101,7 @@ def outcome_words(name: str, curve: Numbers, n: int, what: str) -> str:
         if curve[f"intervals_{over}"]["stable"] is not None
     ]
     inner = f" (95 %: {', '.join(spans)})" if spans else ""
-    said = f"{name}: {stable:,} of {n:,} {what} ({share(stable / n)}) keep {threshold} of the behaviour{inner}"
+    said = f"{name}: {stable:,} of {n:,} {what} ({share(stable / n + 1e-9)}) keep {threshold} of the behaviour{inner}"
     said += "." if first == stable else f"; {first:,} reach it first."
     if curve["complement_f"] is not None:
         said += f" Everything else keeps {share(curve['complement_f']).replace('-', '−')}."

@@ -15,13 +15,15 @@ from numpy.typing import NDArray
 from clearhead.units.annotations import AttentionTable
 from clearhead.units.graph import Graph
 from clearhead.units.unit import Unit
+from clearhead.view.graph_words import LOADINGS
 from clearhead.view.packing import Vocabulary, brief, divide, pack
 from clearhead.view.visible import visible
 
 ATTENTION = frozenset({"head", "kvhead", "head_q", "head_k", "head_v", "lorsa", "mode", "edge", "attn", "attn_error"})
 """Kinds whose row of a layer lies below that of its MLP."""
 TARGETS = frozenset({"logit", "target"})
-ERRORS = frozenset({"error", "attn_error"})
+ERRORS = frozenset({"error", "attn_error", "mlp", "attn"})
+"""Kinds that explain nothing further: what dictionaries leave, and opaque outputs of whole layers."""
 EDGES_PER_PART = 512
 
 
@@ -63,6 +65,7 @@ def build_graph_payload(graph: Graph, limits: Limits) -> Payload:
         if graph.loadings is None
         else {
             "kind": visible(graph.loadings.kind),
+            "words": next((words for word, words in LOADINGS.items() if graph.loadings.kind.startswith(word)), ""),
             "limit": limits.loadings,
             "heads": _head_totals(graph),
             "size": EDGES_PER_PART,
@@ -109,16 +112,21 @@ def unit_columns(graph: Graph, vocabulary: Vocabulary) -> dict[str, list[Any]]:
 
 
 def edge_sums(graph: Graph) -> dict[str, NDArray[np.float64]]:
-    """Per unit: Σ|weight| of edges in and out, Σ weight in, and the share of |weight| in that comes from errors."""
+    """Per unit: Σ|weight| of edges in and out, Σ weight in, and the share of |weight| in that comes from errors.
+
+    The graph's own `error_share` goes before the last, for it knows edges that were pruned.
+    """
     size, n = np.abs(graph.weight), len(graph.units)
     into = np.bincount(graph.target, size, minlength=n)
     is_error = np.array([unit.kind in ERRORS for unit in graph.units], dtype=bool)
     from_errors = np.bincount(graph.target, size * is_error[graph.source], minlength=n)
+    errors = np.divide(from_errors, into, out=np.zeros(n), where=into > 0)
+    told = graph.values.get("error_share", np.full(n, np.nan))
     return {
         "in": into,
         "out": np.bincount(graph.source, size, minlength=n),
         "balance": np.bincount(graph.target, graph.weight, minlength=n),
-        "errors": np.divide(from_errors, into, out=np.zeros(n), where=into > 0),
+        "errors": np.where(np.isnan(told), errors, told),
     }
 
 

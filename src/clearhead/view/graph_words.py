@@ -35,15 +35,18 @@ HELP: dict[str, str] = {
         "constants give its pre-activation."
     ),
     "errors_in": (
-        "Share of |weight| into this unit that comes from errors: what dictionaries leave unexplained. High: read the "
-        "rest with care."
+        "Share of |weight| into this unit that comes from errors: what dictionaries leave unexplained, and whole "
+        "layers that have none. High: read the rest with care."
     ),
     "activation": "How active the unit is at its position, on this prompt.",
     "loadings": (
         "The attention heads that carry this edge, with their share of Σ|loading|. What is counted, and whether the "
         "numbers of several layers add up, stands beside the title."
     ),
-    "heads_needed": "The fewest heads, largest first, whose |loadings| reach 90 % of Σ|loading| of this edge.",
+    "heads_needed": (
+        "The fewest heads, largest first, whose |loadings| reach 90 % of Σ|loading| of the heads that the graph holds "
+        "for this edge. A graph may hold only those that carry most."
+    ),
     "head_map": "Σ|loading| over all edges of the graph that have loadings, by layer and head. Darker is more.",
     "edge_map": "Loadings of this edge by layer and head. Blue carries in the edge's favour, red against it.",
     "attention": (
@@ -62,6 +65,13 @@ HELP: dict[str, str] = {
     "both": "Units and edges of both graphs are drawn whole, those of one graph alone in that graph's colour.",
 }
 
+LOADINGS: dict[str, str] = {
+    "one": "Paths through this head and no other. They add up over layers; paths through several heads are left out.",
+    "last": "Paths whose last head this is. With what passes no head, all heads add up to the edge.",
+    "first": "Paths whose first head this is. With what passes no head, all heads add up to the edge.",
+    "any": "All paths through this head. They add up within a layer and not over layers.",
+}
+"""What is counted, by the first word of the loadings' kind."""
 SCORES: dict[str, tuple[str, str]] = {
     "replacement": (
         "Replacement score",
@@ -72,6 +82,14 @@ SCORES: dict[str, tuple[str, str]] = {
         "Completeness",
         "Of the input of every unit, weighted by its influence, the share that does not come from errors. It forgives "
         "errors that the replacement score counts along whole paths. Computed before pruning.",
+    ),
+    "replacement_pruned": (
+        "Replacement, pruned",
+        "The replacement score of the graph on this page: what pruning removed counts as error.",
+    ),
+    "completeness_pruned": (
+        "Completeness, pruned",
+        "The completeness of the graph on this page: what pruning removed counts as error.",
     ),
     "error_share": ("Error share", "Of Σ|weight| in the graph, the share of edges that start at an error."),
 }

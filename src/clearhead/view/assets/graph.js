@@ -79,6 +79,7 @@ async function show(make, { place = null, ends = null, lit = [] } = {}) {
   details.scrollTop = 0;
   byId("spoken").textContent = place === null ? "" : tipOf(place);
   if (place !== null) bringIntoView(place);
+  else if (chosenEdge !== null) bringIntoView(edges.target[chosenEdge], edges.source[chosenEdge]);
 }
 
 /** Whether units that the sliders hide come or go with what is chosen. */
@@ -87,8 +88,9 @@ function mustMove([unit, edge]) {
   return [sight.chosen, unit, ...ends].some((place) => place !== null && (sight.hidden.has(units.kind[place]) || (!isTarget(place) && units.rank[place] > sight.rank + 1e-9)));
 }
 
-function bringIntoView(place) {
-  const x = plan.x[place];
+/** Scroll to a unit, or to the middle between two. */
+function bringIntoView(place, other = place) {
+  const x = (plan.x[place] + plan.x[other]) / 2;
   if (x < sideways.scrollLeft + 20 || x > sideways.scrollLeft + sideways.clientWidth - 20) sideways.scrollLeft = x - sideways.clientWidth / 2;
 }
 
@@ -162,7 +164,7 @@ function overview() {
   return [
     panel("How to read this", null, el("p", { class: "words" }, index.help.graph), el("p", { class: "words muted" }, ...pin, "arrow keys in the drawing walk along edges; click beside everything to come back here.")),
     panel("Protocol", null, el("p", { class: "words" }, index.protocol || "Not stated.")),
-    ...(index.loadings === null ? [] : [panel("Heads that carry this graph", help("head_map", "this map"), el("p", { class: "hint" }, `Loadings: ${index.loadings.kind}.`), headMap(index.loadings.heads, "Loadings of all edges by layer and head", false))]),
+    ...(index.loadings === null ? [] : [panel("Heads that carry this graph", help("head_map", "this map"), el("p", { class: "hint" }, `${quoted(index.loadings.kind)}: ${index.loadings.words || "see the protocol."}`), headMap(index.loadings.heads, "Loadings of all edges by layer and head", false))]),
     ...(index.attention.length ? [panel("Attention explained", help("attention", "attention"), attentionList([...index.attention.keys()]))] : []),
   ];
 }

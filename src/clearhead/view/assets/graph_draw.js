@@ -94,7 +94,7 @@ function markOf(place) {
   if (group !== null) mark.style.setProperty("--ring", ringOf(group));
   mark.classList.toggle("grouped", group !== null);
   if (!isTarget(place)) return [mark];
-  return [mark, svg("text", { class: "mark-label", x: plan.x[place], y: plan.y[place] - 9 }, shorten(wordsOf(place) ?? units.id[place].split("@")[0], 8))];
+  return [mark, svg("text", { class: "mark-label", x: plan.x[place], y: plan.y[place] - (plan.raised.has(place) ? 20 : 8) }, shorten(wordsOf(place) ?? units.id[place].split("@")[0].replace("logit.", "#"), 8))];
 }
 
 const shorten = (text, most) => (text.length > most ? `${text.slice(0, most - 1)}…` : text);

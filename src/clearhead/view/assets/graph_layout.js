@@ -2,6 +2,8 @@
 
 const SPACING = 13;
 const LABELLED = 54;
+/** From how many targets on their labels stand at two heights, closer together. */
+const STAGGERED = 5;
 const NARROWEST = 26;
 const CLOSED = 16;
 
@@ -17,7 +19,10 @@ function rowWords(name) {
 /** Positions of the shown units in pixels, the columns with their tokens, and the size of the whole. */
 function arrange(shown, available) {
   const height = Math.min(40, Math.max(12, Math.floor(500 / Math.max(index.rows.length, 1))));
-  const rowAt = new Map(index.rows.map((name, at) => [name, 16 + height * (index.rows.length - 1 - at) + height / 2]));
+  const targets = units.id.filter((_, place) => shown[place] && isTarget(place)).length;
+  const staggered = targets >= STAGGERED;
+  const top = staggered ? 30 : 18;
+  const rowAt = new Map(index.rows.map((name, at) => [name, top + height * (index.rows.length - 1 - at) + height / 2]));
   const last = index.tokens.length - 1;
   const cells = new Map();
   const columnOf = (place) => units.position[place] ?? (isTarget(place) && last >= 0 ? last : -1);
@@ -29,7 +34,7 @@ function arrange(shown, available) {
     if (!inColumn.has(units.row[place])) inColumn.set(units.row[place], []);
     inColumn.get(units.row[place]).push(place);
   });
-  const step = (row) => (row === "target" ? LABELLED : SPACING);
+  const step = (row) => (row !== "target" ? SPACING : staggered ? LABELLED / 2 : LABELLED);
   const wanted = (column) => Math.max(NARROWEST, ...[...cells.get(column)].map(([row, places]) => places.length * step(row) + 6));
   const positions = [...new Set([...index.tokens.keys(), ...cells.keys()])].sort((a, b) => a - b);
   const columns = [];
@@ -43,18 +48,20 @@ function arrange(shown, available) {
   const spare = Math.max(0, available - natural) / Math.max(1, columns.filter(({ until }) => until === undefined).length);
   const x = new Float32Array(units.id.length).fill(NaN);
   const y = new Float32Array(units.id.length).fill(NaN);
+  const raised = new Set();
   let left = 0;
   for (const column of columns) {
     if (column.until === undefined) column.width += Math.min(spare, 90);
     column.left = left;
     for (const [row, places] of cells.get(column.position) ?? []) {
-      const between = Math.min(Math.max(step(row), (column.width - 6) / places.length), row === "target" ? 90 : 22);
+      const between = Math.min(Math.max(step(row), (column.width - 6) / places.length), row === "target" ? step(row) * 1.6 : 22);
       places.forEach((place, at) => {
         x[place] = left + column.width / 2 + (at - (places.length - 1) / 2) * between;
         y[place] = rowAt.get(row);
+        if (staggered && at % 2 && row === "target") raised.add(place);
       });
     }
     left += column.width;
   }
-  return { x, y, columns, rowAt, rowHeight: height, width: Math.max(left, available), height: 16 + height * index.rows.length + 6 };
+  return { x, y, columns, rowAt, raised, width: Math.max(left, available), height: top + height * index.rows.length + 6 };
 }

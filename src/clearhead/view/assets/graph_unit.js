@@ -5,7 +5,7 @@ const NEEDED = 0.9;
 function showUnit(place) {
   const figure = (name, label, value, small = "") => bigNumber(label, value, help(name, label), small);
   const known = (value, made) => (value === null ? [] : [made]);
-  const others = Object.entries(index.values).filter(([name, column]) => name !== "influence" && column[place] !== null);
+  const others = Object.entries(index.values).filter(([name, column]) => name !== "influence" && name !== "error_share" && column[place] !== null);
   const gloss = wordsOf(place);
   const token = tokenOf(place);
   const pin = el("button", { type: "button", class: "plain", id: "pin", onclick: () => togglePin(place), title: "Keep in sight (p)" }, sight.pinned.has(place) ? "Unpin" : "Pin");
@@ -52,7 +52,7 @@ async function showEdge(edge) {
       figure("Weight", signed(edges.weight[edge]), index.protocol),
       figure("Share of the input", percent(shareOf(edge)), "|weight| over Σ|weight| of all edges into the upper unit."),
       figure("Rank", number(edge + 1), "Place among all edges by |weight|.", `of ${number(index.edges.all)}`),
-      ...(heads.length ? [figure("Heads for 90 %", needed === null ? `> ${heads.length}` : number(needed), index.help.heads_needed)] : []),
+      ...(heads.length ? [figure("Heads for 90 %", needed === null ? `> ${heads.length}` : number(needed), index.help.heads_needed, `of ${heads.length}`)] : []),
     ),
     ...loadingPanels(edge, carried, heads),
   ];
@@ -72,7 +72,7 @@ function neededHeads(heads, whole) {
 
 function loadingPanels(edge, carried, heads) {
   if (index.loadings === null) return [el("p", { class: "hint" }, "This graph says nothing about the heads that carry its edges.")];
-  const about = el("p", { class: "hint" }, `Loadings: ${index.loadings.kind}.`);
+  const about = el("p", { class: "hint" }, `${quoted(index.loadings.kind)}: ${index.loadings.words || "see the protocol."}`);
   if (!heads.length) return [panel("Heads that carry it", help("loadings", "loadings"), about, el("p", {}, "No head carries this edge: it stays at its token."))];
   const [whole, net, , left] = carried;
   let sum = 0;
@@ -80,7 +80,7 @@ function loadingPanels(edge, carried, heads) {
     sum += Math.abs(value);
     const places = tablesOfHead(edge, layer, head);
     return [
-      el("span", { class: "unit-link" }, el("code", {}, `head ${layer}.${head}`), ...places.map((at) => el("a", { href: `#attention.${at}` }, "why it looks"))),
+      el("span", { class: "unit-link" }, el("code", {}, `head ${layer}.${head}`), ...places.map((at) => el("a", { href: `#attention.${at}` }, "why"))),
       signedBar(value, Math.abs(heads[0][2])),
       percent(Math.abs(value) / whole),
       percent(Math.min(1, sum / whole)),
@@ -88,7 +88,7 @@ function loadingPanels(edge, carried, heads) {
   });
   const columns = [["head", "", "unit-cell"], ["loading", "", "bar-cell"], ["share", index.help.loadings], ["together", "Share of this head and all above it."]];
   return [
-    panel("Heads that carry it", help("loadings", "loadings"), about, longTable(columns, lines, "", ""), left ? el("p", { class: "hint" }, `The page holds the ${heads.length} largest; ${plural(left, "smaller one")} left out.`) : nothing(), el("p", { class: "hint" }, `Sum ${signed(net)}, Σ|loading| ${number(whole)}.`)),
+    panel("Heads that carry it", help("loadings", "loadings"), about, longTable(columns, lines, "", ""), left ? el("p", { class: "hint" }, `The page holds the ${heads.length} largest; ${plural(left, "smaller one")} left out.`) : nothing(), el("p", { class: "hint" }, `These heads carry ${signed(net)} of the edge's ${signed(edges.weight[edge])}; the rest passes no head, or heads that are not listed. Σ|loading| ${number(whole)}.`)),
     panel("By layer and head", help("edge_map", "this map"), headMap(heads, "Loadings of this edge by layer and head", true)),
   ];
 }
