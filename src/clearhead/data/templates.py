@@ -64,19 +64,20 @@ def _first(task: str, model: Model, seed: int, index: int, make: Callable[[Lot],
             example = item
     counted = ", ".join(f"{number} × {reason}" for reason, number in reasons.most_common())
     raise ClearheadError(
-        f"{task}: the tokenizer of {model.name} takes none of {TRIES} prompts like {example.clean!r}: {counted}; "
-        f"it splits {_split(model, example)}. Take a model with a larger vocabulary, such as smollm2"
+        f"{task}: the tokenizer of {model.name} takes none of {TRIES} prompts like {example.clean!r}: {counted}"
+        f"{_split(model, example)}. Take a model with a larger vocabulary, such as smollm2"
     )
 
 
 def _split(model: Model, item: TaskItem) -> str:
-    """The first answer that is several tokens, as its tokens; else the two prompts' numbers of tokens."""
+    """The first answer that is several tokens, as its tokens; else prompts of different lengths; else nothing."""
     prompt = token_ids(model, item.clean)
     for answer in (*item.answers, *item.wrong_answers):
         both = token_ids(model, item.clean + answer)
         if both[:-1] != prompt:
-            return f"{answer!r} into {'|'.join(model.token_strings(both[len(prompt) :]))!r}"
-    return f"the clean prompt into {len(prompt)} tokens, the corrupt one into {len(token_ids(model, item.corrupt))}"
+            return f"; it splits {answer!r} into {'|'.join(model.token_strings(both[len(prompt) :]))!r}"
+    corrupt = len(token_ids(model, item.corrupt))
+    return "" if corrupt == len(prompt) else f"; it has {len(prompt)} tokens and the corrupt one {corrupt}"
 
 
 def fill(
