@@ -16,6 +16,7 @@ from clearhead.config.dictionaries import (
     TrainTranscoder,
 )
 from clearhead.config.frontier import Frontier
+from clearhead.config.graph import GraphDiff, GraphExport, GraphFormat, GraphMerge
 from clearhead.config.lorsa import (
     Activation,
     Analyze,
@@ -59,6 +60,9 @@ VERBS: dict[str, type[Verb]] = {
         SpectralToy,
         SpectralTrace,
         DescribeTask,
+        GraphDiff,
+        GraphMerge,
+        GraphExport,
         BenchCircuits,
         BenchGated,
         BenchLorsa,
@@ -86,6 +90,10 @@ __all__ = [
     "Evaluate",
     "FeatureActivation",
     "Frontier",
+    "GraphDiff",
+    "GraphExport",
+    "GraphFormat",
+    "GraphMerge",
     "Harvest",
     "Initialisation",
     "OfModel",
