@@ -6,16 +6,16 @@ import torch
 from clearhead.circuits.statistics import (
     MIB_SHARES,
     area,
-    bootstrap,
     cmd,
     correlation,
     cpr,
-    draw_groups,
     faithfulness,
     first_crossing,
+    interval,
     mib_counts,
     overlap,
     rank_correlation,
+    resample,
     stable_crossing,
 )
 from clearhead.errors import ClearheadError, NonFiniteError
@@ -57,28 +57,29 @@ def test_areas():
     assert mib_counts(270) == [0, 0, 1, 2, 5, 13, 27, 54, 135, 270]
 
 
-def test_bootstrap_draws_whole_groups():
+def test_resamples_draw_whole_groups():
     templates = ["a", "a", "b", "c", "c", "c"]
-    for chosen in draw_groups(templates, 50, 0):
-        counted = [chosen.tolist().count(i) for i in range(6)]
-        assert counted[0] == counted[1]
-        assert counted[3] == counted[4] == counted[5]
-        assert counted[0] + counted[2] + counted[3] == 3
+    times = resample(templates, draws=200)
+    assert torch.equal(times[:, 0], times[:, 1])
+    assert torch.equal(times[:, 3], times[:, 4])
+    assert torch.equal(times[:, 3], times[:, 5])
+    assert torch.equal(times[:, 0] + times[:, 2] + times[:, 3], torch.full((200,), 3.0, dtype=torch.float64))
+    assert len({tuple(row.tolist()) for row in times}) == 10  # all ways of drawing three of three
 
 
-def test_bootstrap_interval_of_a_mean_is_that_of_the_normal_law():
+def test_the_interval_of_a_mean_is_that_of_the_normal_law():
     values = torch.randn(400, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    interval = bootstrap(lambda chosen: float(values[chosen].mean()), range(400), draws=2000)
-    assert interval is not None
+    found = interval((resample(range(400), draws=2000) @ values / 400).tolist())
+    assert found is not None
     half = 1.96 * float(values.std()) / 20
-    assert interval.low == pytest.approx(float(values.mean()) - half, abs=0.02)
-    assert interval.high == pytest.approx(float(values.mean()) + half, abs=0.02)
+    assert found.low == pytest.approx(float(values.mean()) - half, abs=0.02)
+    assert found.high == pytest.approx(float(values.mean()) + half, abs=0.02)
 
 
 def test_an_interval_that_reaches_beyond_every_crossing_is_none():
-    assert bootstrap(lambda chosen: None if 0 in chosen else 1.0, range(4)) is None
-    assert bootstrap(lambda _: 3.0, [7, 7]) is None
-    assert bootstrap(lambda _: 3.0, [7, 8]) == (3.0, 3.0)
+    assert interval([1, 2, None, 3]) is None
+    assert interval([3, 3]) == (3, 3)
+    assert interval([*range(1, 1000), None]) == (26, 976)
 
 
 def test_overlap_and_correlations():

@@ -114,31 +114,25 @@ class Curve:
         ]
 
     def intervals(self, *, by_template: bool, seed: int = 0) -> dict[str, Interval | None]:
-        """95 % intervals of first, stable, auc and max F; crossings among the evaluated counts."""
+        """95 % intervals of first, stable, auc and max F, all None with a single prompt or template.
+
+        Crossings are among the evaluated counts; resamples without any behaviour count as never crossing.
+        """
         groups: Sequence[object] = self.templates if by_template else self.items
-
-        def curve_of(chosen: Int64[Tensor, " i"]) -> Tensor | None:
-            some = self.primary[:, chosen]
-            effect = (some[-1] - some[0]).mean()
-            return None if effect <= 0 else (some - some[0]).mean(1) / effect
-
-        def of(name: str, chosen: Int64[Tensor, " i"]) -> float | None:
-            f = curve_of(chosen)
-            if f is None:
-                return None
-            match name:
-                case "first":
-                    return statistics.first_crossing(self.counts, f, self.threshold)
-                case "stable":
-                    return statistics.stable_crossing(self.counts, f, self.threshold)
-                case "auc":
-                    return statistics.area(self.counts, f)
-            return float(f.max())
-
-        return {
-            name: statistics.bootstrap(lambda chosen, name=name: of(name, chosen), groups, seed=seed)
-            for name in ("first", "stable", "auc", "max_f")
+        if len(set(groups)) < 2:
+            return dict.fromkeys(("first", "stable", "auc", "max_f"))
+        times = statistics.resample(groups, seed=seed)
+        effect = times @ (self.primary[-1] - self.primary[0])
+        draws = (times @ (self.primary - self.primary[0]).T)[effect > 0] / effect[effect > 0, None]
+        nothing: list[float | None] = [None] * int((effect <= 0).sum())
+        crossing = {"first": statistics.first_crossing, "stable": statistics.stable_crossing}
+        found: dict[str, list[float | None]] = {
+            name: [cross(self.counts, f, self.threshold) for f in draws] for name, cross in crossing.items()
         }
+        shares = torch.tensor(self.counts, dtype=torch.float64) / self.counts[-1]
+        found["auc"] = torch.trapezoid(draws, shares, dim=1).tolist()
+        found["max_f"] = draws.amax(1).tolist()
+        return {name: statistics.interval([*values, *nothing]) for name, values in found.items()}
 
     def to_dict(self, seed: int = 0) -> dict[str, Any]:
         """All numbers as JSON values."""

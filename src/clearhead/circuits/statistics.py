@@ -12,11 +12,11 @@ model. Intervals are percentile bootstraps that draw whole groups, prompts or te
 Not here: the runs behind the numbers (curve.py).
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
-from jaxtyping import Float64, Int64
+from jaxtyping import Float64
 from torch import Tensor
 
 from clearhead.errors import ClearheadError, NonFiniteError
@@ -91,35 +91,27 @@ def cmd(curve: Float64[Tensor, " s"]) -> float:
     return float(torch.trapezoid((1 - curve).abs(), torch.tensor(MIB_SHARES, dtype=torch.float64)))
 
 
-def draw_groups(groups: Sequence[object], draws: int, seed: int) -> list[Int64[Tensor, " i"]]:
-    """Resamples of prompts: as many groups as there are, drawn with replacement, each with all of its prompts.
+def resample(groups: Sequence[object], *, draws: int = DRAWS, seed: int = 0) -> Float64[Tensor, "draws p"]:
+    """How often each prompt is drawn: as many groups as there are, with replacement, each with all of its prompts.
 
     `groups` holds each prompt's group: its template, or its own number for a bootstrap over prompts.
     """
-    names = list(dict.fromkeys(groups))
-    members = [torch.tensor([i for i, group in enumerate(groups) if group == name]) for name in names]
+    place = {name: index for index, name in enumerate(dict.fromkeys(groups))}
+    member = torch.nn.functional.one_hot(torch.tensor([place[group] for group in groups]), len(place)).double()
     generator = torch.Generator().manual_seed(seed)
-    drawn = torch.randint(len(names), (draws, len(names)), generator=generator)
-    return [torch.cat([members[group] for group in row]) for row in drawn.tolist()]
+    drawn = torch.randint(len(place), (draws, len(place)), generator=generator)
+    times = torch.zeros(draws, len(place), dtype=torch.float64)
+    times.scatter_add_(1, drawn, torch.ones_like(times))
+    return times @ member.T
 
 
-def bootstrap(
-    statistic: Callable[[Int64[Tensor, " i"]], float | None],
-    groups: Sequence[object],
-    *,
-    draws: int = DRAWS,
-    seed: int = 0,
-) -> Interval | None:
-    """The 95 % interval of a statistic of chosen prompts; None with a single group, which has no interval.
+def interval(found: Sequence[float | None]) -> Interval | None:
+    """The 95 % interval of what resamples gave.
 
-    A statistic may be None (a threshold that is not crossed, a resample without behaviour): such draws count as
-    infinite, so that an interval whose end is among them is None as well.
+    None, as for a threshold that is not crossed, counts as infinite; an interval that reaches so far is None as well.
     """
-    if len(set(groups)) < 2:
-        return None
-    found = [statistic(chosen) for chosen in draw_groups(groups, draws, seed)]
     ordered = sorted(float("inf") if value is None else float(value) for value in found)
-    low, high = (ordered[min(int(share * draws), draws - 1)] for share in (0.025, 0.975))
+    low, high = (ordered[min(int(share * len(ordered)), len(ordered) - 1)] for share in (0.025, 0.975))
     return None if high == float("inf") else Interval(low, high)
 
 

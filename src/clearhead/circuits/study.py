@@ -1,4 +1,4 @@
-"""A study of one behaviour: prompts split and checked, components ranked, curves and controls, for one model or several.
+"""A study of one behaviour: prompts split and checked, components ranked, curves and controls, for all models.
 
     items that all models get right  →  ranking half, evaluation half (each template in both)
     half of them weak (|M(all) − M(none)| < ε) on some model  →  dropped, counted

@@ -6,6 +6,7 @@ Nothing here loads torch or transformers or touches a file.
 """
 
 from clearhead.config.bench import BenchCircuits, BenchGated, BenchLorsa, BenchSpectral, BenchZPattern
+from clearhead.config.circuits import CircuitCurve
 from clearhead.config.dictionaries import (
     FeatureActivation,
     Tracker,
@@ -35,6 +36,7 @@ from clearhead.config.spectral_run import Basis, OfTexts, SpectralRun, SpectralS
 from clearhead.config.spectral_toy import SpectralToy
 from clearhead.config.spectral_trace import SpectralTrace
 from clearhead.config.task import DescribeTask
+from clearhead.config.trace import Replace, TracePrompt
 from clearhead.config.verb import SCHEMA, Dtype, OfModel, Split, Verb, resolve_layer
 from clearhead.config.view import View
 
@@ -60,6 +62,9 @@ VERBS: dict[str, type[Verb]] = {
         SpectralToy,
         SpectralTrace,
         DescribeTask,
+        TracePrompt,
+        Replace,
+        CircuitCurve,
         GraphDiff,
         GraphMerge,
         GraphExport,
@@ -84,6 +89,7 @@ __all__ = [
     "BenchLorsa",
     "BenchSpectral",
     "BenchZPattern",
+    "CircuitCurve",
     "Demo",
     "DescribeTask",
     "Dtype",
@@ -100,6 +106,7 @@ __all__ = [
     "OfRun",
     "OfTexts",
     "Pretrain",
+    "Replace",
     "Shrinkage",
     "Sparsify",
     "SparsifyToy",
@@ -109,6 +116,7 @@ __all__ = [
     "SpectralToy",
     "SpectralTrace",
     "Split",
+    "TracePrompt",
     "Tracker",
     "TrainClt",
     "TrainDictionary",
