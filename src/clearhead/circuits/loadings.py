@@ -121,9 +121,9 @@ def split_edges(
 def split_edge(opened: Opened, reads: Reads, source: int, target: int, paths: Paths = "last") -> AttentionEdges:
     """Splits one edge over attention edges (layer, head, query, key); up to l · h · t² of them are not 0."""
     frozen, device = opened.frozen, reads.vector.device
-    pair = (torch.tensor([place], device=device) for place in (source, target))
+    sources, targets = (torch.tensor([place], device=device) for place in (source, target))
     found: list[tuple[Tensor, ...]] = []
-    for piece in _pieces(opened, reads, *pair, paths):
+    for piece in _pieces(opened, reads, sources, targets, paths):
         by_head = piece.weight[0].flatten(0, 1)
         total = by_head.new_zeros(len(by_head), len(frozen) ** 2)
         where = piece.query[0, :, None] * len(frozen) + piece.key[0]

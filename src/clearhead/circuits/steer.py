@@ -41,6 +41,8 @@ from clearhead.units import Unit
 from clearhead.units.graph import Graph
 
 Held = Literal["everything", "attention", "nothing"]
+Factors = Mapping[Unit, float] | Mapping[str, float]
+"""By unit or by its name, 0 to remove it, 1 to leave it."""
 HELD: tuple[Held, ...] = ("everything", "attention", "nothing")
 
 
@@ -58,7 +60,7 @@ class Effect:
     """The change that was found."""
 
 
-def predict(graph: Graph, factors: Mapping[Unit | str, float]) -> dict[Unit, float]:
+def predict(graph: Graph, factors: Factors) -> dict[Unit, float]:
     """The change of every unit that edges of the turned units lead to, as a saved graph has it; direct edges alone.
 
     Edges that were pruned from the graph are missing from the prediction. Raises `UnknownNameError` for a unit that is
@@ -75,7 +77,7 @@ def predict(graph: Graph, factors: Mapping[Unit | str, float]) -> dict[Unit, flo
 @torch.no_grad()
 def steer(
     opened: Opened,
-    factors: Mapping[Unit | str, float],
+    factors: Factors,
     targets: Sequence[Unit] | Target,
     held: Held = "nothing",
 ) -> Effect:
