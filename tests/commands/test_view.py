@@ -47,3 +47,17 @@ def test_a_graph_in_one_file_has_a_page_of_its_name(tmp_path, capsys):
     (tmp_path / "bad.json").write_text('{"format": 2}')
     assert cli.main(["view", str(tmp_path / "bad.json")]) != 0
     assert "bad.json" in capsys.readouterr().err
+
+
+def test_two_graphs_share_a_page_and_other_runs_do_not(tmp_path, capsys):
+    for name, seed in (("dense", 0), ("sparse", 1)):
+        save_graph(synthetic_graph(n_features=20, n_edges=40, seed=seed), tmp_path / name)
+    page = tmp_path / "both.html"
+    assert cli.main(["view", str(tmp_path / "dense"), "--against", str(tmp_path / "sparse"), "--out", str(page)]) == 0
+    assert '"names":["dense","sparse"]' in page.read_text()
+    (tmp_path / "empty").mkdir()
+    assert cli.main(["view", str(tmp_path / "dense"), "--against", str(tmp_path / "empty")]) != 0
+    assert "holds no graph" in capsys.readouterr().err
+    write_synthetic_atlas(tmp_path / "run" / "atlas", heads=12, groups=2, blocks=2)
+    assert cli.main(["view", str(tmp_path / "run"), "--against", str(tmp_path / "dense")]) != 0
+    assert "Leave out --against" in capsys.readouterr().err

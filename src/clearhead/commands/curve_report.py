@@ -24,6 +24,8 @@ def curves_of(run: Path, *, named: bool = False) -> list[CurveRun]:
 
     Raises `ClearheadError` for a run that is not finished, `CorruptFileError` for a summary that lacks an entry.
     """
+    if not is_curve_run(run):
+        raise ClearheadError(f"{run} holds no curves; `clearhead circuit curve` writes them")
     if not (run / SUMMARY).exists():
         raise ClearheadError(f"{run} is not finished; type: clearhead circuit curve --from {run} --out {run}")
     summary = read_json(run / SUMMARY)

@@ -2,8 +2,10 @@
 
 from pathlib import Path
 
+from clearhead.errors import ClearheadError
 from clearhead.units.bundle import JSON, load_graph
-from clearhead.view.graph_page import write_graph_page
+from clearhead.units.graph import Graph
+from clearhead.view.graph_page import write_comparison_page, write_graph_page
 
 
 def graph_of(run: Path) -> Path | None:
@@ -18,6 +20,22 @@ def page_beside(run: Path) -> Path:
     return run.with_suffix(".html") if run.is_file() else run / "page.html"
 
 
-def write_page(graph: Path, page: Path) -> Path:
-    """The page of a graph; returns its path. Raises `CorruptFileError` for a damaged graph."""
-    return write_graph_page(load_graph(graph), page)
+def write_page(run: Path, against: Path | None, page: Path) -> Path:
+    """The page of a run's graph, or of two laid over each other; returns its path.
+
+    Raises `ClearheadError` where a run has no graph, `CorruptFileError` for a damaged one.
+    """
+    graph = _load(run)
+    if against is None:
+        return write_graph_page(graph, page)
+    names = (run.stem, against.stem)
+    if names[0] == names[1]:
+        names = (str(run), str(against))
+    return write_comparison_page(graph, _load(against), page, names)
+
+
+def _load(run: Path) -> Graph:
+    path = graph_of(run)
+    if path is None:
+        raise ClearheadError(f"{run} holds no graph; `clearhead trace` writes one")
+    return load_graph(path)

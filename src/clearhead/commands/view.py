@@ -18,9 +18,10 @@ def plan(config: View) -> dict[str, Any]:
     if is_sparse_run(config.run):
         return {"evaluation": evaluation_of(config.run), "page": page_of(config)}
     if curve_report.is_curve_run(config.run):
-        return {"curves": len(curve_report.curves_of(config.run)[0].curves), "page": page_of(config)}
+        held = sum(len(one.curves) for one in curve_report.curves_of(config.run))
+        return {"curves": held, "against": config.against, "page": page_of(config)}
     if (graph := graph_report.graph_of(config.run)) is not None:
-        return {"graph": graph, "page": page_of(config)}
+        return {"graph": graph, "against": config.against, "page": page_of(config)}
     path = atlas_of(config.run)
     atlas = Atlas(path)
     held = {table: atlas.sql(f"select count(*) as n from {table}")[0]["n"] for table in ("units", "spectra")}
@@ -35,12 +36,18 @@ def run(config: View) -> None:
 
 def write(config: View) -> Path:
     """Write the page and return its path."""
+    runs = [config.run] if config.against is None else [config.run, config.against]
+    if curve_report.is_curve_run(config.run):
+        return curve_report.write_page(runs, page_of(config))
+    if graph_report.graph_of(config.run) is not None:
+        return graph_report.write_page(config.run, config.against, page_of(config))
+    if config.against is not None:
+        raise ClearheadError(
+            f"two runs share a page where both hold a graph or circuit curves; {config.run} holds neither. Leave out "
+            "--against"
+        )
     if is_sparse_run(config.run):
         return write_sparse_page(config.run, evaluation_of(config.run), page_of(config))
-    if curve_report.is_curve_run(config.run):
-        return curve_report.write_page([config.run], page_of(config))
-    if (graph := graph_report.graph_of(config.run)) is not None:
-        return graph_report.write_page(graph, page_of(config))
     return write_page(atlas_of(config.run), page_of(config))
 
 

@@ -17,5 +17,7 @@ class View(Verb):
 
     run: Positional[Path]
     """Run directory with an atlas (or the atlas itself), with a graph, or with the evaluation of a sparse model."""
+    against: Path | None = None
+    """A second run on the same page: another graph, laid over the first, or circuit curves of another model."""
     out: Path | None = None
     """File of the page. Derived: page.html in the run directory."""

@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from clearhead.units.graph import Graph
+from clearhead.view.graph_compare import Comparison, compare
 from clearhead.view.graph_payload import Limits, build_graph_payload
-from clearhead.view.graph_words import HELP, score_tiles
+from clearhead.view.graph_words import HELP, compared_tiles, score_tiles
 from clearhead.view.shell import Contents, render, write_within
 from clearhead.view.visible import visible
 
@@ -27,6 +28,7 @@ SCRIPTS = (
     "graph.js",
 )
 STYLES = ("toy.css", "spectral.css", "graph.css")
+_SMALLEST = "with its 5,000 heaviest edges"
 _SMALLER = (
     Limits(),
     Limits(loadings=64),
@@ -43,18 +45,29 @@ def write_graph_page(graph: Graph, out: Path, *, max_megabytes: float = 25.0) ->
     A page that would pass `max_megabytes` (10^6 bytes) holds fewer loadings per edge, then fewer edges, and says so.
     Raises `ClearheadError` when the limit cannot be met, and when the disk is full.
     """
-    return write_within(out, _pages(graph), max_megabytes, "with its 5,000 heaviest edges")
+    return write_within(out, _pages(graph, None, score_tiles(graph.scores)), max_megabytes, _SMALLEST)
 
 
-def _pages(graph: Graph) -> Iterator[bytes]:
+def write_comparison_page(
+    first: Graph, second: Graph, out: Path, names: tuple[str, str], *, max_megabytes: float = 25.0
+) -> Path:
+    """The same for two graphs laid over each other: edges are drawn by what the first has more than the second."""
+    compared = compare(first, second, names)
+    tiles = compared_tiles(first.scores, second.scores)
+    return write_within(out, _pages(compared.graph, compared, tiles), max_megabytes, _SMALLEST)
+
+
+def _pages(graph: Graph, compared: Comparison | None, tiles: list[dict[str, str]]) -> Iterator[bytes]:
+    prompts = [graph.provenance.prompt, *(parent.prompt for parent in graph.provenance.parents)]
+    prompt = next((text for text in prompts if text), "")
     fixed = {
         "help": HELP,
-        "title": visible(graph.provenance.prompt) if graph.provenance.prompt else "Graph",
-        "tiles": score_tiles(graph.scores),
+        "title": visible(prompt) if prompt else "Graph",
+        "tiles": tiles,
         "protocol": visible(graph.provenance.protocol),
     }
     for limits in _SMALLER:
-        payload = build_graph_payload(graph, limits)
+        payload = build_graph_payload(graph, limits, compared)
         contents = Contents({**payload.index, **fixed}, payload.parts, SCRIPTS, STYLES, items="Units")
         yield render(contents, _about(graph))
 

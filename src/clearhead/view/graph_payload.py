@@ -6,6 +6,7 @@ page states. No model is needed.
 """
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +16,8 @@ from numpy.typing import NDArray
 from clearhead.units.annotations import AttentionTable
 from clearhead.units.graph import Graph
 from clearhead.units.unit import Unit
+from clearhead.view.graph_compare import Comparison
+from clearhead.view.graph_ranks import edge_sums, unit_ranks
 from clearhead.view.graph_words import LOADINGS
 from clearhead.view.packing import Vocabulary, brief, divide, pack
 from clearhead.view.visible import visible
@@ -22,8 +25,6 @@ from clearhead.view.visible import visible
 ATTENTION = frozenset({"head", "kvhead", "head_q", "head_k", "head_v", "lorsa", "mode", "edge", "attn", "attn_error"})
 """Kinds whose row of a layer lies below that of its MLP."""
 TARGETS = frozenset({"logit", "target"})
-ERRORS = frozenset({"error", "attn_error", "mlp", "attn"})
-"""Kinds that explain nothing further: what dictionaries leave, and opaque outputs of whole layers."""
 EDGES_PER_PART = 512
 
 
@@ -44,8 +45,8 @@ class Limits:
     """Per edge, the largest."""
 
 
-def build_graph_payload(graph: Graph, limits: Limits) -> Payload:
-    """The page's data."""
+def build_graph_payload(graph: Graph, limits: Limits, compared: Comparison | None = None) -> Payload:
+    """The page's data; `compared` where `graph` is the difference of two."""
     vocabulary = Vocabulary()
     order = np.argsort(-np.abs(graph.weight), kind="stable")[: limits.edges]
     loadings = _loadings(graph, order, limits.loadings)
@@ -54,10 +55,22 @@ def build_graph_payload(graph: Graph, limits: Limits) -> Payload:
         "target": graph.target[order].tolist(),
         "weight": [brief(value) for value in graph.weight[order].tolist()],
     }
+    if compared is not None:
+        edges |= {
+            name: [brief(value) for value in weights[order].tolist()]
+            for name, weights in zip(("first", "second"), compared.weights, strict=True)
+        }
+    sums = edge_sums(graph)
+    if compared is None and "error_share" in graph.values:
+        # the graph's own knows edges that were pruned
+        told = graph.values["error_share"]
+        sums["errors"] = np.where(np.isnan(told), sums["errors"], told)
+    ranks = unit_ranks(graph) if compared is None else compared.ranks
     index = {
         "tokens": [vocabulary.place(token) for token in graph.tokens],
-        "units": unit_columns(graph, vocabulary),
+        "units": unit_columns(graph, ranks, sums, vocabulary),
         "values": {visible(name): [_known(value) for value in array.tolist()] for name, array in graph.values.items()},
+        "sides": None if compared is None else {"names": list(map(visible, compared.names)), "of": compared.side},
         "ranked": "influence" if "influence" in graph.values else "weight_rank",
         "rows": row_names(graph),
         "edges": {"held": len(order), "all": len(graph), "carried": _share(graph, order)},
@@ -82,10 +95,10 @@ def build_graph_payload(graph: Graph, limits: Limits) -> Payload:
     return Payload({"vocab": vocabulary.entries, **index}, parts)
 
 
-def unit_columns(graph: Graph, vocabulary: Vocabulary) -> dict[str, list[Any]]:
+def unit_columns(
+    graph: Graph, ranks: NDArray[np.float64], sums: Mapping[str, NDArray[np.float64]], vocabulary: Vocabulary
+) -> dict[str, list[Any]]:
     """A row per unit: name, place, activation, rank, sums of its edges, and the words that go with it."""
-    sums = edge_sums(graph)
-    rank = unit_ranks(graph, sums["in"] + sums["out"])
     columns: dict[str, list[Any]] = {}
     for place, unit in enumerate(graph.units):
         token = None
@@ -101,7 +114,7 @@ def unit_columns(graph: Graph, vocabulary: Vocabulary) -> dict[str, list[Any]]:
             "token": token,
             "words": None if words is None else vocabulary.place(words),
             "activation": None if unit.activation is None else brief(float(unit.activation)),
-            "rank": brief(float(rank[place])),
+            "rank": brief(float(ranks[place])),
             "read": _length(unit.read),
             "write": _length(unit.write),
             **{name: brief(float(array[place])) for name, array in sums.items()},
@@ -109,39 +122,6 @@ def unit_columns(graph: Graph, vocabulary: Vocabulary) -> dict[str, list[Any]]:
         for name, value in values.items():
             columns.setdefault(name, []).append(value)
     return columns
-
-
-def edge_sums(graph: Graph) -> dict[str, NDArray[np.float64]]:
-    """Per unit: Σ|weight| of edges in and out, Σ weight in, and the share of |weight| in that comes from errors.
-
-    The graph's own `error_share` goes before the last, for it knows edges that were pruned.
-    """
-    size, n = np.abs(graph.weight), len(graph.units)
-    into = np.bincount(graph.target, size, minlength=n)
-    is_error = np.array([unit.kind in ERRORS for unit in graph.units], dtype=bool)
-    from_errors = np.bincount(graph.target, size * is_error[graph.source], minlength=n)
-    errors = np.divide(from_errors, into, out=np.zeros(n), where=into > 0)
-    told = graph.values.get("error_share", np.full(n, np.nan))
-    return {
-        "in": into,
-        "out": np.bincount(graph.source, size, minlength=n),
-        "balance": np.bincount(graph.target, graph.weight, minlength=n),
-        "errors": np.where(np.isnan(told), errors, told),
-    }
-
-
-def unit_ranks(graph: Graph, weights: NDArray[np.float64]) -> NDArray[np.float64]:
-    """The graph's influence, else cumulative shares of `weights` in descending order; in [0, 1], small is important."""
-    if "influence" in graph.values:
-        # a unit without influence is as unimportant as can be
-        return np.clip(np.nan_to_num(graph.values["influence"], nan=1.0), 0.0, 1.0)
-    order = np.argsort(-weights, kind="stable")
-    ranks = np.ones(len(weights))
-    total = weights.sum()
-    if total > 0:
-        # the share before a unit: the first is at 0, so that no threshold hides it
-        ranks[order] = np.concatenate([[0.0], np.cumsum(weights[order])[:-1]]) / total
-    return ranks
 
 
 def row_of(unit: Unit) -> str:

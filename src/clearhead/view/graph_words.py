@@ -62,7 +62,11 @@ HELP: dict[str, str] = {
         "in the form of the graph's own folder, and this page loads it again."
     ),
     "between": "Sum of the edges from the units of one group to those of another, with their signs.",
-    "both": "Units and edges of both graphs are drawn whole, those of one graph alone in that graph's colour.",
+    "sides": (
+        "Two graphs laid over each other. Filled units are in both, hollow ones in one alone: a ring of the first "
+        "colour for the first graph, of the second for the second. Edges are drawn by their weight in the first minus "
+        "that in the second."
+    ),
 }
 
 LOADINGS: dict[str, str] = {
@@ -101,7 +105,19 @@ def score_tiles(scores: Mapping[str, float]) -> list[dict[str, str]]:
     tiles = []
     for name in [*(name for name in SCORES if name in scores), *(name for name in scores if name not in SCORES)]:
         label, meaning = SCORES.get(name, (name.replace("_", " ").capitalize(), ""))
-        share = name in SCORES or name.endswith(("_share", "_score"))
-        value = f"{100 * scores[name]:.1f} %" if share else f"{scores[name]:.4g}"
-        tiles.append({"name": name, "label": label, "value": value.replace("-", "−"), "help": meaning})
+        tiles.append({"label": label, "value": _written(name, scores[name]), "help": meaning, "small": ""})
     return tiles
+
+
+def compared_tiles(first: Mapping[str, float], second: Mapping[str, float]) -> list[dict[str, str]]:
+    """The scores of the first graph, with those of the second beside them."""
+    shared = {name: value for name, value in first.items() if name in second}
+    others = score_tiles({name: second[name] for name in shared})
+    return [
+        tile | {"small": f"against {other['value']}"} for tile, other in zip(score_tiles(shared), others, strict=True)
+    ]
+
+
+def _written(name: str, score: float) -> str:
+    share = name in SCORES or name.endswith(("_share", "_score"))
+    return (f"{100 * score:.1f} %" if share else f"{score:.4g}").replace("-", "−")

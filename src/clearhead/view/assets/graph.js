@@ -14,6 +14,7 @@ const listed = {
   filters: [
     choice("kind", "kind", units.kind, (kind) => KINDS[kind]),
     choice("layer", "layer", units.layer, (layer) => `layer ${layer}`),
+    ...(sides === null ? [] : [choice("side", "graph", sides.of, sideWords)]),
     choice("position", "token", units.position, (position) => `${position} ${tokenAt(position) ?? ""}`),
   ],
   search: {
@@ -103,7 +104,7 @@ function layOut() {
       "div",
       { class: "summary graph" },
       promptLine(),
-      el("div", { class: "figures" }, ...index.tiles.map(({ label, value, help: text }) => bigNumber(label, value, explain(text, label)))),
+      el("div", { class: "figures" }, ...index.tiles.map(({ label, value, help: text, small }) => bigNumber(label, value, explain(text, label), small))),
       el("section", { class: "panel controls-of-graph" }, sliders(), el("p", { id: "statement", role: "status" }, "Opening the edges…"), groupBar),
       el("div", { class: "beside" }, el("section", { class: "panel drawing" }, legend(), net), details),
     ),
@@ -156,17 +157,29 @@ function legend() {
   const kinds = KIND_ORDER.map((kind) =>
     el("button", { type: "button", "aria-pressed": "true", "data-kind": kind, title: `Show or hide units of this kind`, onclick: toggle(kind) }, svg("svg", { viewBox: "-7 -7 14 14", width: 13, height: 13, "aria-hidden": "true" }, svg("path", { class: `k-${kind}`, d: SHAPES[SHAPE_OF[kind] ?? "diamond"] })), `${KINDS[kind]} `, el("b", {}, number(units.kind.filter((other) => other === kind).length))),
   );
-  return el("div", { class: "kinds" }, ...kinds, el("span", { class: "signs" }, el("i", { class: "adds" }), "adds", el("i", { class: "subtracts" }), "subtracts", help("graph", "the drawing")));
+  return el("div", { class: "kinds" }, ...kinds, el("span", { class: "signs" }, ...signWords(), help(sides === null ? "graph" : "sides", "the drawing")));
+}
+
+/** What the two signs of an edge mean, and hollow units where two graphs are compared. */
+function signWords() {
+  const words = sides === null ? ["adds", "subtracts"] : sides.names.map((name) => `more in ${name}`);
+  const hollow = sides === null ? [] : sides.names.map((name, at) => el("span", { class: "side" }, svg("svg", { viewBox: "-7 -7 14 14", width: 13, height: 13, "aria-hidden": "true" }, svg("path", { class: `mark k-feature only-${at ? "second" : "first"}`, d: SHAPES.circle })), `only in ${name}`));
+  return [...hollow, el("i", { class: "adds" }), words[0], el("i", { class: "subtracts" }), words[1]];
 }
 
 function overview() {
   const pin = [el("kbd", {}, "p"), " or ", el("kbd", {}, "Ctrl"), " + click pins a unit; "];
   return [
-    panel("How to read this", null, el("p", { class: "words" }, index.help.graph), el("p", { class: "words muted" }, ...pin, "arrow keys in the drawing walk along edges; click beside everything to come back here.")),
+    panel("How to read this", null, el("p", { class: "words" }, index.help.graph), ...(sides === null ? [] : [el("p", { class: "words sides" }, index.help.sides, ` First: ${sides.names[0]}. Second: ${sides.names[1]}. ${sidesCounted()}`)]), el("p", { class: "words muted" }, ...pin, "arrow keys in the drawing walk along edges; click beside everything to come back here.")),
     panel("Protocol", null, el("p", { class: "words" }, index.protocol || "Not stated.")),
     ...(index.loadings === null ? [] : [panel("Heads that carry this graph", help("head_map", "this map"), el("p", { class: "hint" }, `${quoted(index.loadings.kind)}: ${index.loadings.words || "see the protocol."}`), headMap(index.loadings.heads, "Loadings of all edges by layer and head", false))]),
     ...(index.attention.length ? [panel("Attention explained", help("attention", "attention"), attentionList([...index.attention.keys()]))] : []),
   ];
+}
+
+function sidesCounted() {
+  const count = (side) => number(sides.of.filter((each) => each === side).length);
+  return `${count(0)} units in both, ${count(1)} only in the first, ${count(2)} only in the second.`;
 }
 
 const settle = () => drawGraph();

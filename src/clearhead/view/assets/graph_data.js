@@ -86,6 +86,11 @@ const shareOf = (edge) => {
   return whole ? Math.abs(edges.weight[edge]) / whole : 0;
 };
 
+/** The two graphs that are compared, and which of them has a unit; null where there is one graph. */
+const { sides } = index;
+const sideOf = (place) => (sides === null ? 0 : sides.of[place]);
+const sideWords = (side) => (side === 0 ? "in both" : `only in ${sides.names[side - 1]}`);
+
 /** The token a unit stands at, or null. */
 const tokenAt = (position) => (position === null || position === undefined || index.tokens[position] === undefined ? null : vocab[index.tokens[position]]);
 const tokenOf = (place) => tokenAt(units.position[place]);
@@ -102,6 +107,7 @@ function tipOf(place) {
   const where = units.position[place] === null ? "" : ` at ${token === null ? "" : `${quoted(token)}, `}token ${units.position[place]}`;
   const lines = [`${units.id[place]}: ${KINDS[units.kind[place]]}${where}`, words ?? ""];
   if (units.activation[place] !== null) lines.push(`activation ${number(units.activation[place])}`);
+  if (sides !== null) lines.push(sideWords(sideOf(place)));
   if (units.in[place] > 0) lines.push(`${percent(units.errors[place])} of its input from errors`);
   return lines.filter(Boolean).join("\n");
 }

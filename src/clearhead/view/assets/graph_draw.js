@@ -89,7 +89,7 @@ function columnLabel({ position, until, left, width }) {
 function markOf(place) {
   const group = groupOf(place);
   const shape = SHAPES[SHAPE_OF[units.kind[place]] ?? "diamond"];
-  const kind = `mark k-${units.kind[place]}${sight.pinned.has(place) ? " pinned" : ""}`;
+  const kind = `mark k-${units.kind[place]}${sight.pinned.has(place) ? " pinned" : ""}${["", " only-first", " only-second"][sideOf(place)]}`;
   const mark = svg("path", { class: kind, d: shape, transform: `translate(${plan.x[place]} ${plan.y[place]})`, "data-place": place, "data-tip": tipOf(place) });
   if (group !== null) mark.style.setProperty("--ring", ringOf(group));
   mark.classList.toggle("grouped", group !== null);

@@ -13,11 +13,11 @@ function showUnit(place) {
   const tables = index.attention.map((line, at) => [line, at]).filter(([line]) => concerns(line, place));
   return [
     el("div", { class: "title" }, el("h2", {}, el("i", { class: `dot k-${units.kind[place]}` }), el("code", {}, units.id[place])), pin, moves()),
-    el("p", { class: "sentence" }, el("span", {}, KINDS[units.kind[place]]), gloss === null ? null : pill(gloss), token === null ? null : el("span", {}, "at"), token === null ? null : pill(token), units.position[place] === null ? null : el("span", {}, `token ${units.position[place]}`), group === null ? null : el("a", { href: `#group.${group}` }, `in ${quoted(groups[group].name)}`)),
+    el("p", { class: "sentence" }, el("span", {}, KINDS[units.kind[place]]), sides === null ? null : el("span", {}, sideWords(sideOf(place))), gloss === null ? null : pill(gloss), token === null ? null : el("span", {}, "at"), token === null ? null : pill(token), units.position[place] === null ? null : el("span", {}, `token ${units.position[place]}`), group === null ? null : el("a", { href: `#group.${group}` }, `in ${quoted(groups[group].name)}`)),
     el(
       "div",
       { class: "figures" },
-      ...known(units.activation[place], figure("activation", "Activation", number(units.activation[place]))),
+      ...known(units.activation[place], figure("activation", sides === null ? "Activation" : "Activation, difference", number(units.activation[place]))),
       figure(index.ranked, index.ranked === "influence" ? "Influence up to here" : "Weight before it", percent(units.rank[place])),
       ...(into[place].length ? [figure("balance", "Sum of inputs", signed(units.balance[place])), figure("errors_in", "Input from errors", percent(units.errors[place]))] : []),
       ...others.map(([name, column]) => figure(name, name.replaceAll("_", " "), number(column[place]))),
@@ -49,7 +49,8 @@ async function showEdge(edge) {
     el(
       "div",
       { class: "figures" },
-      figure("Weight", signed(edges.weight[edge]), index.protocol),
+      figure(sides === null ? "Weight" : "Difference", signed(edges.weight[edge]), index.protocol),
+      ...(sides === null ? [] : ["first", "second"].map((name, at) => figure(`In ${sides.names[at]}`, number(edges[name][edge]), "Its weight in this graph; 0 where it has no such edge."))),
       figure("Share of the input", percent(shareOf(edge)), "|weight| over Σ|weight| of all edges into the upper unit."),
       figure("Rank", number(edge + 1), "Place among all edges by |weight|.", `of ${number(index.edges.all)}`),
       ...(heads.length ? [figure("Heads for 90 %", needed === null ? `> ${heads.length}` : number(needed), index.help.heads_needed, `of ${heads.length}`)] : []),

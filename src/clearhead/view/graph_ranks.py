@@ -1,0 +1,42 @@
+"""How important the units of a graph are, and the sums of their edges."""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from clearhead.units.graph import Graph
+
+ERRORS = frozenset({"error", "attn_error", "mlp", "attn"})
+"""Kinds that explain nothing further: what dictionaries leave, and opaque outputs of whole layers."""
+
+
+def edge_sums(graph: Graph) -> dict[str, NDArray[np.float64]]:
+    """Per unit: Σ|weight| of edges in and out, Σ weight in, and the share of |weight| in that comes from errors."""
+    size, n = np.abs(graph.weight), len(graph.units)
+    into = np.bincount(graph.target, size, minlength=n)
+    is_error = np.array([unit.kind in ERRORS for unit in graph.units], dtype=bool)
+    from_errors = np.bincount(graph.target, size * is_error[graph.source], minlength=n)
+    return {
+        "in": into,
+        "out": np.bincount(graph.source, size, minlength=n),
+        "balance": np.bincount(graph.target, graph.weight, minlength=n),
+        "errors": np.divide(from_errors, into, out=np.zeros(n), where=into > 0),
+    }
+
+
+def unit_ranks(graph: Graph) -> NDArray[np.float64]:
+    """The graph's cumulative influence, else the share of Σ|weight| of edges that more important units have.
+
+    In [0, 1], small is important.
+    """
+    if "influence" in graph.values:
+        # a unit without influence is as unimportant as can be
+        return np.clip(np.nan_to_num(graph.values["influence"], nan=1.0), 0.0, 1.0)
+    sums = edge_sums(graph)
+    weights = sums["in"] + sums["out"]
+    order = np.argsort(-weights, kind="stable")
+    ranks = np.ones(len(weights))
+    total = weights.sum()
+    if total > 0:
+        # the share before a unit: the first is at 0, so that no threshold hides it
+        ranks[order] = np.concatenate([[0.0], np.cumsum(weights[order])[:-1]]) / total
+    return ranks
