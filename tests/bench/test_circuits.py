@@ -17,6 +17,10 @@ def test_both_ways_find_the_same_effects_and_times_are_positive():
         slow, fast = (numbers[f"head patches, {name} ({clock} s)"] for name in ("plain", "prefix"))
         assert min(slow, fast) > 0
         assert numbers[f"head patches, plain / prefix ({clock})"] == slow / fast
+        base = numbers[f"forward + backward ({clock} s)"]
+        for count, kind in ((8 * 136, "attention"), (110, "graph")):
+            ratio = numbers[f"scores of {count} {kind} edges ({clock} s)"] / base
+            assert numbers[f"scores of {kind} edges / forward + backward ({clock})"] == pytest.approx(ratio)
 
 
 def test_the_prompt_is_fit_to_measure_differences():

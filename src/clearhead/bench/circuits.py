@@ -1,9 +1,11 @@
-"""What circuits cost: every head of one prompt patched alone, against the same rows as plain forwards.
+"""What circuits cost: every head of one prompt patched alone, and the scores of all edges, against plain passes.
 
 The plain rows are the same batches, a layer's heads together, with the same edit of z; they run all layers and compute
 the logits of all positions. Ours begin at the edited layer from the cached stream and compute the last token's logits.
-Both give the same logit differences, which are compared. Passes take turns; times are CPU and wall seconds. The prompt
-is random tokens: what they say changes no time.
+Both give the same logit differences, which are compared. The scores of all attention edges and of all graph edges
+(attribution patching, the runs of the corrupt prompt included) stand against one forward and backward of transformers'
+own model to its embeddings, weights without gradients. Passes take turns; times are CPU and wall seconds. The prompt is
+random tokens: what they say changes no time.
 """
 
 import statistics
@@ -15,7 +17,10 @@ from jaxtyping import Float
 from torch import Tensor
 
 from clearhead.circuits.ablation import Replacement
+from clearhead.circuits.attention_edges import AttentionEdges
 from clearhead.circuits.components import Components
+from clearhead.circuits.graph_edges import GraphEdges
+from clearhead.circuits.graph_scores import score_edges
 from clearhead.circuits.nodes import Nodes
 from clearhead.circuits.rank import exact_effects
 from clearhead.data.tasks import TaskBatch, logit_difference
@@ -32,7 +37,8 @@ def time_circuits(model_name: str, *, tokens: int, repeats: int, threads: int) -
     torch.set_num_threads(threads)
     try:
         model = Model.load(model_name)
-        return _time_heads(model, random_prompt(model, tokens), repeats)
+        rows = random_prompt(model, tokens)
+        return _time_heads(model, rows, repeats) | _time_edges(model, rows, repeats)
     finally:
         torch.set_num_threads(before)
 
@@ -66,6 +72,40 @@ def _time_heads(model: Model, rows: TaskBatch, repeats: int) -> dict[str, float]
         ratios = [slow / fast for slow, fast in zip(times["plain"], times["prefix"], strict=True)]
         numbers[f"head patches, plain / prefix ({unit})"] = statistics.median(ratios)
     return numbers | {"largest difference of the effects": error}
+
+
+def _time_edges(model: Model, rows: TaskBatch, repeats: int) -> dict[str, float]:
+    """Scores of all edges of one prompt against one forward and backward."""
+    clean = rows.clean.to(model.device)
+    parameters = [parameter for parameter in model.hf.parameters() if parameter.requires_grad]
+    graph = GraphEdges(model)
+    counts = {"attention": AttentionEdges(model).count(rows), "graph": graph.count(rows)}
+
+    def plain() -> None:
+        embeddings = model.hf.get_input_embeddings()(clean).detach().requires_grad_()
+        logit_difference(model.hf(inputs_embeds=embeddings).logits[:, -1], rows).sum().backward()
+
+    work: dict[str, Callable[[], object]] = {
+        "plain": plain,
+        "attention": lambda: AttentionEdges(model).attribution(rows),
+        "graph": lambda: score_edges(graph.parts, rows, graph.replacement.values(rows)),
+    }
+    for parameter in parameters:
+        parameter.requires_grad_(False)  # noqa: FBT003
+    try:
+        spent = take_turns(work, repeats)
+    finally:
+        for parameter in parameters:
+            parameter.requires_grad_(True)  # noqa: FBT003
+    numbers: dict[str, float] = {}
+    for clock, unit in enumerate(("CPU", "wall")):
+        times = {name: [one[clock] for one in some] for name, some in spent.items()}
+        numbers[f"forward + backward ({unit} s)"] = statistics.median(times["plain"])
+        for kind, count in counts.items():
+            ratios = [ours / base for ours, base in zip(times[kind], times["plain"], strict=True)]
+            numbers[f"scores of {count} {kind} edges ({unit} s)"] = statistics.median(times[kind])
+            numbers[f"scores of {kind} edges / forward + backward ({unit})"] = statistics.median(ratios)
+    return numbers
 
 
 @torch.no_grad()
