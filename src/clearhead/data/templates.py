@@ -11,7 +11,8 @@ what it splits. An item depends on nothing but its index, the seed and the token
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple, TypeVar
+from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 
@@ -26,7 +27,8 @@ TRIES = 200
 """Draws of one item before the tokenizer is refused."""
 
 
-class Lot(NamedTuple):
+@dataclass(frozen=True)
+class Lot:
     """What decides the draws of one item."""
 
     seed: int
@@ -54,13 +56,14 @@ def generate(task: str, model: Model, n: int, seed: int, make: Callable[[Lot], T
 
 def _first(task: str, model: Model, seed: int, index: int, make: Callable[[Lot], TaskItem]) -> TaskItem:
     reasons: Counter[str] = Counter()
+    example = make(Lot(seed, index, 0))
     for attempt in range(TRIES):
         item = make(Lot(seed, index, attempt))
         found = tokenised(model, item)
         if not isinstance(found, str):
             return item
         reasons[found] += 1
-        if attempt == 0 or found in ("an answer of several tokens", "a wrong answer of several tokens"):
+        if found in ("an answer of several tokens", "a wrong answer of several tokens"):
             example = item
     counted = ", ".join(f"{number} × {reason}" for reason, number in reasons.most_common())
     raise ClearheadError(
