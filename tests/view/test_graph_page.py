@@ -69,6 +69,15 @@ def test_the_statement_counts_what_is_drawn(visit, graph):
     errors = sum(unit.kind == "error" for unit in graph.units)
     visit.tab.locator(".kinds button[data-kind=error]").click()
     visit.wait(f"document.getElementById('statement').textContent.includes('Hidden by kind: error ({errors})')")
+    visit.tab.locator("#edges-by").select_option("share")
+    slide(visit, "edges", 40)
+    into = np.bincount(graph.target, np.abs(graph.weight), minlength=len(graph.units))
+    shares = np.sort(np.abs(graph.weight) / into[graph.target])[::-1]
+    few = int((np.concatenate([[0], np.cumsum(shares)[:-1]]) < 0.4 * shares.sum()).sum())
+    visit.tab.locator(".kinds button[data-kind=error]").click()
+    visit.wait(f"document.getElementById('statement').textContent.includes(' {few} of {len(graph)} edges')")
+    visit.tab.locator("#edges-by").select_option("weight")
+    visit.tab.locator(".kinds button[data-kind=error]").click()
     visit.tab.locator("#usual").click()
     visit.wait("!document.getElementById('statement').textContent.includes('Hidden')")
 

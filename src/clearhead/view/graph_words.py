@@ -18,10 +18,10 @@ HELP: dict[str, str] = {
         "and all before it hold. Targets, pinned units and the chosen one are always shown."
     ),
     "edges": (
-        "Edges in order of |weight|: the heaviest that hold this share of Σ|weight| of the whole graph. Those whose "
-        "ends are both shown are drawn."
+        "Edges in this order, the first that hold this share of the whole graph; of these, those whose ends are both "
+        "shown are drawn. By |weight|: large numbers first, whatever they add to. By share of the input: |weight| over "
+        "Σ|weight| into the same unit, which compares edges into features with edges into logits."
     ),
-    "carried": "Σ|weight| of the edges drawn over Σ|weight| of all edges of the graph.",
     "in": (
         "Everything that contributes to this unit. Share: |weight| over Σ|weight| of all edges into this unit. Edges "
         "that the sliders hide are listed too, and marked."

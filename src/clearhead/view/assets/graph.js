@@ -124,7 +124,8 @@ function promptLine() {
 }
 
 function sliders() {
-  const slider = (id, label, text, act) => el("label", { class: "slider" }, el("span", {}, label, explain(text, label)), el("input", { type: "range", id, min: 0, max: 100, step: 0.5, oninput: act }), el("output", { for: id, id: `${id}-said` }));
+  const slider = (id, label, text, act, extra = null) => el("div", { class: "slider" }, el("label", { for: id }, label), extra, explain(text, label), el("input", { type: "range", id, min: 0, max: 100, step: 0.5, oninput: act }), el("output", { for: id, id: `${id}-said` }));
+  const by = el("select", { id: "edges-by", "aria-label": "Order edges by", onchange: () => { sight.by = by.value; chooseSight(); fillSliders(); drawGraph(); } }, el("option", { value: "weight" }, "|weight|"), el("option", { value: "share" }, "share of the input"));
   const set = (name) => (event) => {
     sight[name] = Number(event.target.value) / 100;
     fillSliders();
@@ -134,7 +135,7 @@ function sliders() {
     "div",
     { class: "sliders" },
     slider("units-slider", index.ranked === "influence" ? "Units, by influence" : "Units, by weight", index.help[index.ranked], set("rank")),
-    slider("edges-slider", "Edges, by |weight|", index.help.edges, set("weight")),
+    slider("edges-slider", "Edges, by", index.help.edges, set("weight"), by),
     el("button", { type: "button", class: "plain", id: "usual", onclick: () => { sight.hidden.clear(); chooseSight(); fillSliders(); drawGraph(); } }, "Usual view"),
   );
 }

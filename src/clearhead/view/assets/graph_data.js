@@ -17,9 +17,10 @@ let edges = null;
 /** Numbers of the edges into and out of every unit, the heaviest first. */
 let into = [];
 let outOf = [];
-/** Σ|weight| of the edges before each, as a share of all edges of the graph. */
-let before = [];
 let totalWeight = 1;
+
+/** What edges can be ordered by: their order, the value of each, and the share of all that those before it hold. */
+const measures = {};
 
 function holdEdges(read) {
   edges = read;
@@ -27,17 +28,28 @@ function holdEdges(read) {
   outOf = units.id.map(() => []);
   const sizes = edges.weight.map(Math.abs);
   totalWeight = sizes.reduce((sum, size) => sum + size, 0) / (index.edges.carried || 1) || 1;
-  let sum = 0;
-  sizes.forEach((size, edge) => {
+  sizes.forEach((_, edge) => {
     into[edges.target[edge]].push(edge);
     outOf[edges.source[edge]].push(edge);
-    before.push(sum / totalWeight);
-    sum += size;
   });
+  measures.weight = measureOf(sizes, totalWeight);
+  measures.share = measureOf(sizes.map((_, edge) => shareOf(edge)), null);
+}
+
+function measureOf(values, whole) {
+  const order = [...values.keys()].sort((a, b) => values[b] - values[a] || a - b);
+  const total = whole ?? (values.reduce((sum, value) => sum + value, 0) || 1);
+  const before = new Float64Array(values.length);
+  let sum = 0;
+  for (const edge of order) {
+    before[edge] = sum / total;
+    sum += values[edge];
+  }
+  return { order, values, before };
 }
 
 /** What the sliders and the legend let through, what is fastened, what is chosen, and what goes with what is chosen. */
-const sight = { rank: 1, weight: 1, hidden: new Set(), pinned: new Set(), chosen: null, lit: new Set() };
+const sight = { rank: 1, weight: 1, by: "weight", hidden: new Set(), pinned: new Set(), chosen: null, lit: new Set() };
 let chosenEdge = null;
 
 /** Settings at which the graph can be read: the usual number of units, the usual number of edges between them. */
@@ -47,7 +59,7 @@ function chooseSight() {
   sight.rank = crowded ? Math.max(0.01, Math.floor(100 * ranks[USUAL_UNITS]) / 100) : 1;
   sight.weight = 1;
   const { shownEdges } = look();
-  if (shownEdges.length > USUAL_EDGES) sight.weight = Math.max(0.01, Math.floor(100 * before[shownEdges[USUAL_EDGES]]) / 100);
+  if (shownEdges.length > USUAL_EDGES) sight.weight = Math.max(0.01, Math.floor(100 * measures[sight.by].before[shownEdges[USUAL_EDGES]]) / 100);
 }
 
 /** Which units and edges are in sight, and which share of Σ|weight| those edges carry. */
@@ -59,7 +71,9 @@ function look() {
   });
   const shownEdges = [];
   let carried = 0;
-  for (let edge = 0; edge < edges.weight.length && (sight.weight === 1 || before[edge] < sight.weight - 1e-9); edge += 1) {
+  const { order, before } = measures[sight.by];
+  for (const edge of order) {
+    if (sight.weight < 1 && before[edge] >= sight.weight - 1e-9) break;
     if (!shown[edges.source[edge]] || !shown[edges.target[edge]]) continue;
     shownEdges.push(edge);
     carried += Math.abs(edges.weight[edge]);
@@ -107,6 +121,8 @@ function tipOf(place) {
   const where = units.position[place] === null ? "" : ` at ${token === null ? "" : `${quoted(token)}, `}token ${units.position[place]}`;
   const lines = [`${units.id[place]}: ${KINDS[units.kind[place]]}${where}`, words ?? ""];
   if (units.activation[place] !== null) lines.push(`activation ${number(units.activation[place])}`);
+  const chance = index.values.probability?.[place] ?? null;
+  if (chance !== null && sides === null) lines.push(`probability ${percent(chance)}`);
   if (sides !== null) lines.push(sideWords(sideOf(place)));
   if (units.in[place] > 0) lines.push(`${percent(units.errors[place])} of its input from errors`);
   return lines.filter(Boolean).join("\n");

@@ -154,14 +154,15 @@ function paint(canvas, drawn, lines) {
     pen.stroke();
   }
   pen.translate(-sideways.scrollLeft, 0);
-  const heaviest = Math.abs(edges.weight[seen.shownEdges[0]] ?? edges.weight[drawn[0]] ?? 1) || 1;
+  const { values } = measures[sight.by];
+  const heaviest = values[seen.shownEdges[0] ?? drawn[0]] || 1;
   const dashed = drawn.length <= DASHED;
   const [left, right] = [sideways.scrollLeft - 20, sideways.scrollLeft + width + 20];
   const paths = new Map();
   for (const edge of drawn) {
     const [from, to, weight] = [edges.source[edge], edges.target[edge], edges.weight[edge]];
     if (Number.isNaN(plan.x[from]) || Number.isNaN(plan.x[to]) || Math.max(plan.x[from], plan.x[to]) < left || Math.min(plan.x[from], plan.x[to]) > right) continue;
-    const level = Math.min(WIDTHS.length - 1, Math.floor(Math.sqrt(Math.abs(weight) / heaviest) * WIDTHS.length));
+    const level = Math.min(WIDTHS.length - 1, Math.floor(Math.sqrt(values[edge] / heaviest) * WIDTHS.length));
     const key = weight < 0 ? -1 - level : level;
     if (!paths.has(key)) paths.set(key, []);
     const some = paths.get(key);

@@ -18,6 +18,7 @@ function fillGroups() {
   const group = () => {
     const text = name.value.trim();
     if (!text) return name.focus();
+    if (groups.some((entry) => entry.name === text)) return sayOfGroups(`There is a group ${quoted(text)} already; give another name.`);
     groups.push({ name: text, units: pins.map((place) => units.id[place]) });
     sight.pinned.clear();
     fillGroups();
@@ -84,6 +85,15 @@ function sayOfGroups(text) {
   groupBar.append(el("span", { class: "said", role: "status" }, text));
 }
 
+function renameGroup(group, field) {
+  const text = field.value.trim();
+  const taken = groups.some((entry, place) => place !== group && entry.name === text);
+  if (text && !taken) groups[group].name = text;
+  fillGroups();
+  if (taken) sayOfGroups(`There is a group ${quoted(text)} already.`);
+  field.value = groups[group].name;
+}
+
 /** A group: its members, and Σ weight between it and the other groups. */
 function showGroup(group) {
   const members = membersOf(group);
@@ -96,7 +106,7 @@ function showGroup(group) {
     sums.push([other.name, sum(into, edges.source), sum(outOf, edges.target)]);
   });
   const largest = Math.max(...sums.flatMap(([, a, b]) => [Math.abs(a), Math.abs(b)]), 0);
-  const rename = el("input", { type: "text", "aria-label": "Name of this group", value: groups[group].name, maxlength: 80, onchange: () => { groups[group].name = rename.value.trim() || groups[group].name; fillGroups(); } });
+  const rename = el("input", { type: "text", "aria-label": "Name of this group", value: groups[group].name, maxlength: 80, onchange: () => renameGroup(group, rename) });
   const dissolve = el("button", { type: "button", class: "plain", id: "dissolve", onclick: () => { groups.splice(group, 1); fillGroups(); drawGraph(); location.hash = "summary"; } }, "Dissolve");
   const pinAll = el("button", { type: "button", class: "plain", onclick: () => { members.forEach((place) => sight.pinned.add(place)); fillGroups(); drawGraph(); } }, "Pin all");
   return [
