@@ -49,8 +49,7 @@ class Loadings:
         for name in ("edge", "layer", "head"):
             if (self.arrays()[name] < 0).any():
                 raise ClearheadError(f"{name} of a loading counts from 0; got {self.arrays()[name].min()}")
-        keys = np.stack([self.edge, self.layer, self.head])
-        if len(self) and np.unique(keys, axis=1).shape[1] != len(self):
+        if len(_groups(self.edge, self.layer, self.head)[0]) != len(self):
             raise ClearheadError("an edge has two loadings on the same head; add them first")
 
     def _describe(self, entry: int) -> str:
@@ -76,21 +75,20 @@ class Loadings:
 
     def by_head(self) -> dict[tuple[int, int], float]:
         """Σ|weight| over all edges of each (layer, head), the largest first."""
-        heads, where = np.unique(np.stack([self.layer, self.head]), axis=1, return_inverse=True)
-        total = np.bincount(where.reshape(-1), np.abs(self.weight), minlength=heads.shape[1])
+        first, where = _groups(self.layer, self.head)
+        total = np.bincount(where, np.abs(self.weight), minlength=len(first))
         order = np.argsort(-total, kind="stable")
-        return {(int(heads[0, h]), int(heads[1, h])): float(total[h]) for h in order}
+        return {(int(self.layer[first[h]]), int(self.head[first[h]])): float(total[h]) for h in order}
 
     @staticmethod
     def add(parts: Sequence["Loadings"], edges: Sequence[NDArray[np.int64]], factors: Sequence[float]) -> "Loadings":
         """Σ factor · loadings, where entry e of `edges[p]` is the new place of edge e of part p; one kind in all."""
-        keys = np.concatenate(
-            [np.stack([edges[p][part.edge], part.layer, part.head]) for p, part in enumerate(parts)], axis=1
-        )
-        unique, where = np.unique(keys, axis=1, return_inverse=True)
+        edge = np.concatenate([new[part.edge] for new, part in zip(edges, parts, strict=True)])
+        layer, head = (np.concatenate([part.arrays()[name] for part in parts]) for name in ("layer", "head"))
         weight = np.concatenate([factor * part.weight for factor, part in zip(factors, parts, strict=True)])
-        total = np.bincount(where.reshape(-1), weight, minlength=unique.shape[1])
-        return Loadings(*unique, total, parts[0].kind)
+        first, where = _groups(edge, layer, head)
+        total = np.bincount(where, weight, minlength=len(first))
+        return Loadings(edge[first], layer[first], head[first], total, parts[0].kind)
 
 
 @dataclass(frozen=True)
@@ -201,6 +199,17 @@ class Supernode:
 
     name: str
     units: tuple[str, ...]
+
+
+def _groups(*columns: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Rows that agree in all columns: the first row of every group, sorted by columns, and each row's group."""
+    code = np.zeros(len(columns[0]), dtype=np.int64)
+    first = code[:0]
+    for column in columns:
+        values, place = np.unique(column, return_inverse=True)
+        # numbered anew at every column, so that no product outgrows an int64
+        _, first, code = np.unique(code * len(values) + place, return_index=True, return_inverse=True)
+    return first, code
 
 
 def whole_numbers(values: ArrayLike, name: str) -> NDArray[np.int64]:

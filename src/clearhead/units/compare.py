@@ -100,7 +100,7 @@ def compare(first: Graph, second: Graph, *, from_end: bool = False) -> Compariso
         pairs = list(edges)
         heavy.append({pairs[edge] for edge in carriers(graph.weight, SHARE)})
     union = list(dict.fromkeys([*weights[0], *weights[1]]))
-    table = np.array([[side.get(edge, 0.0) for side in weights] for edge in union])
+    table: NDArray[np.float64] = np.array([[side.get(edge, 0.0) for side in weights] for edge in union])
     shared = np.array([edge in weights[0] and edge in weights[1] for edge in union])
     order = np.argsort(-np.abs(table[:, 0] - table[:, 1]), kind="stable")
     return Comparison(
@@ -111,7 +111,10 @@ def compare(first: Graph, second: Graph, *, from_end: bool = False) -> Compariso
         correlation_of_all=_correlation(table),
         carried=(_carried(first), _carried(second)),
         only=(_only(first, names[0], set(names[1])), _only(second, names[1], set(names[0]))),
-        changes=[Change(*union[edge], *map(float, table[edge])) for edge in order],
+        changes=[
+            Change(*union[edge], row[0], row[1])
+            for edge, row in zip(order.tolist(), table[order].tolist(), strict=True)
+        ],
         heads=_heads(first, second),
     )
 

@@ -187,7 +187,9 @@ class Graph:
         """
         loadings = None if self.loadings is None else self.loadings.select(edges)
         left = [self.units[p] for p in units]
-        before, after = _explained(self.units, self.loadings), _explained(left, loadings)
+        before = after = set[str]()
+        if self.attention:
+            before, after = _explained(self.units, self.loadings), _explained(left, loadings)
         ids = {unit.id for unit in left}
         groups = [Supernode(group.name, tuple(u for u in group.units if u in ids)) for group in self.supernodes]
         return Graph(
