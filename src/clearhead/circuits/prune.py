@@ -9,6 +9,7 @@ Shares Â are those of the whole row, what was not stored included, at every ste
 the scores of the pruned graph, so they are at most those of the whole one (influence.py). Weights stay as they are.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import metadata
 
@@ -19,7 +20,7 @@ from clearhead.circuits.edge_rows import CLASSES, Entries
 from clearhead.circuits.influence import READABLE, TOKEN, Scores, score, spread
 from clearhead.circuits.trace import Traced
 from clearhead.errors import ClearheadError
-from clearhead.units import Graph, Provenance
+from clearhead.units import AttentionTable, Graph, Loadings, Provenance
 
 UNITS_SHARE = 0.8
 EDGES_SHARE = 0.98
@@ -40,12 +41,19 @@ class Pruned:
     """Nodes that are left, in order."""
     entries: Entries
     """Edges that are left, between nodes."""
+    carried: NDArray[np.float64]
+    """Influence that each of them carries."""
     scores: Scores
     shares: tuple[float, float]
     """Of the influence of units and of edges that was to be kept."""
 
-    def graph(self, prompt: str = "") -> Graph:
-        """As a graph of units; values: influence (cumulative, from the most important), probability, error_share."""
+    def graph(
+        self, prompt: str = "", loadings: Loadings | None = None, attention: Sequence[AttentionTable] = ()
+    ) -> Graph:
+        """As a graph of units; values: influence (cumulative, from the most important), probability, error_share.
+
+        `loadings` number the edges as `entries` does.
+        """
         rows, opened = self.traced.rows, self.traced.opened
         influence = _cumulative(self.traced.influence())
         probability = np.full(len(rows.units), np.nan)
@@ -55,7 +63,8 @@ class Pruned:
         model, (of_units, of_edges) = opened.parts.model, self.shares
         provenance = Provenance(
             model=model.name,
-            protocol=f"{PROTOCOL}. Pruned to {of_units} of the influence of units and {of_edges} of that of edges",
+            protocol=f"{PROTOCOL}. Pruned to {of_units} of the influence of units and {of_edges} of that of edges. "
+            "Attention scores are those above the mean of all visible keys",
             prompt=prompt,
             token_ids=tuple(opened.stream.tokens),
             versions={name: metadata.version(name) for name in VERSIONED},
@@ -79,6 +88,8 @@ class Pruned:
                 "replacement_pruned": pruned.replacement,
                 "completeness_pruned": pruned.completeness,
             },
+            loadings=loadings,
+            attention=attention,
             tokens=model.token_strings(opened.stream.tokens) if model.tokenizer is not None else (),
         )
 
@@ -109,7 +120,8 @@ def prune(traced: Traced, units: float = UNITS_SHARE, edges: float = EDGES_SHARE
             break
         stays = alive
         entries, shares = _among(entries, shares, stays)
-    return Pruned(traced, np.flatnonzero(stays), entries, _score(traced, entries, shares), (units, edges))
+    carried = shares * (spread(entries, shares, start) + start)[entries.target]
+    return Pruned(traced, np.flatnonzero(stays), entries, carried, _score(traced, entries, shares), (units, edges))
 
 
 def _score(traced: Traced, entries: Entries, shares: NDArray[np.float64]) -> Scores:

@@ -11,6 +11,7 @@ goes into the constant. So the value is Σ ⟨vector, stream at depth, position�
 Lorsa head looks, is given, not explained: edges say what makes up the pre-activation.
 """
 
+import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -89,7 +90,7 @@ def read_units(opened: Opened, units: Sequence[Unit]) -> Reads:
     for (kind, _), places in kinds.items():
         parts.append(_READ[kind](opened, [units[place] for place in places]))
         order += places
-    return _join(parts, torch.tensor(order, device=parts[0].vector.device))
+    return _reorder(_join(parts), torch.tensor(order, device=parts[0].vector.device))
 
 
 def read_difference(opened: Opened, target: Target) -> Reads:
@@ -221,18 +222,24 @@ def _numbers(opened: Opened, units: list[Unit]) -> tuple[int, Int[Tensor, " m"],
     return (-1 if layer is None else layer), index, position
 
 
-def _join(parts: list[Reads], order: Int[Tensor, " m"]) -> Reads:
-    """One batch; row i of the parts, one after the other, becomes row `order[i]`."""
-    units = [unit for part in parts for unit in part.targets]
-    starts = [0, *torch.tensor([len(part) for part in parts]).cumsum(0).tolist()]
-    rows = [order[part.row + start] for part, start in zip(parts, starts[:-1], strict=True)]
-    back = torch.argsort(order)
+def _join(parts: Sequence[Reads]) -> Reads:
+    """The targets of all parts as one batch, in their order."""
+    starts = [sum(map(len, parts[:place])) for place in range(len(parts))]
     return Reads(
-        tuple(units[place] for place in back.tolist()),
+        tuple(unit for part in parts for unit in part.targets),
         torch.cat([part.vector for part in parts]),
         torch.cat([part.depth for part in parts]),
         torch.cat([part.position for part in parts]),
-        torch.cat(rows),
-        torch.cat([part.constant for part in parts])[back],
-        torch.cat([part.value for part in parts])[back],
+        torch.cat([part.row + start for part, start in zip(parts, starts, strict=True)]),
+        torch.cat([part.constant for part in parts]),
+        torch.cat([part.value for part in parts]),
+    )
+
+
+def _reorder(reads: Reads, order: Int[Tensor, " m"]) -> Reads:
+    """The same targets, row i of `reads` becoming row `order[i]`."""
+    back = torch.argsort(order)
+    targets = tuple(reads.targets[place] for place in back.tolist())
+    return dataclasses.replace(
+        reads, targets=targets, row=order[reads.row], constant=reads.constant[back], value=reads.value[back]
     )

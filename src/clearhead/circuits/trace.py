@@ -82,7 +82,7 @@ def likely_logits(opened: Opened) -> Start:
     return Start(read_units(opened, units), values[:needed].cpu().numpy())
 
 
-def trace(opened: Opened, start: Start | Reads, *, units: int = UNITS, kept: int = KEPT) -> Traced:
+def trace(opened: Opened, start: Start | Reads, *, units: int = UNITS, kept: int = KEPT, quiet: bool = False) -> Traced:
     """Explains a start, then the features and Lorsa heads of most influence on it, at most `units` of them.
 
     Raises `ClearheadError` for numbers below 1 and where nothing writes what the start reads, `NonFiniteError` for NaN.
@@ -100,7 +100,7 @@ def trace(opened: Opened, start: Start | Reads, *, units: int = UNITS, kept: int
         raise ClearheadError(f"nothing in the prompt writes what {reads[int(np.argmin(rows.total))]} reads")
     batch = max(1, min(BATCH, GRADIENTS // opened.frozen.state(0).numel()))
     left = rows.of_class == READABLE
-    with progress("trace", units, "units") as advance:
+    with progress("trace", units, "units", quiet=quiet) as advance:
         while (explained := len(rows) - len(reads)) < units:
             influence = np.where(left, traced.influence()[: len(sources)], 0.0)
             order = np.argsort(-influence, kind="stable")[: min(batch, units - explained)]
