@@ -46,6 +46,7 @@ def test_diff_prints_what_differs_and_writes_the_difference(saved, capsys):
     assert main(run) == 0
     lines = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
     assert "units 4 5 4 0.800" in lines
+    assert not any("measured" in line for line in lines)
     assert "edges 3 4 3 0.750" in lines
     assert "head.1.0@1 – 3.000" in lines
     assert "embedding.5@0 → logit.9@1 2.000 -4.000" in lines
@@ -101,7 +102,9 @@ def test_export_and_diff_of_circuits_of_heads_and_mlps(saved, capsys):
     made = json.loads((saved / "c-mib.json").read_text())
     assert made["cfg"] == {"n_layers": 2, "n_heads": 4, "parallel_attn_mlp": False, "d_model": 128}
     assert main(["graph", "diff", str(saved / "c"), str(saved / "c-mib.json")]) == 0
-    assert " ".join(capsys.readouterr().out.split()).count("edges 2 2 2 1.000") == 1
+    shown = capsys.readouterr().out
+    assert " ".join(shown.split()).count("edges 2 2 2 1.000") == 1
+    assert "Their weights are not measured alike:\nA: p\nB: scores of c-mib.json" in shown
     save_graph(Graph(units, [0, 2], [1, 3], [1.0, 2.0], Provenance("several models", "p")), saved / "c")
     assert main(["graph", "export", str(saved / "c"), "--format", "mib"]) == 2
     assert "cannot be opened" in capsys.readouterr().err

@@ -20,8 +20,12 @@ def run(config: GraphDiff) -> None:
     """Print what differs; write the difference where a folder is given."""
     first, second = open_graph(config.first), open_graph(config.second)
     found = compare(first, second, from_end=config.from_end)
-    say(f"A: {config.first} ({first.provenance.model}, {first.provenance.protocol})")
-    say(f"B: {config.second} ({second.provenance.model}, {second.provenance.protocol})")
+    for name, path, graph in (("A", config.first, first), ("B", config.second, second)):
+        say(f"{name}: {path}, {graph.provenance.model}, {graph.provenance.prompt or 'no one prompt'!r}")
+    if first.provenance.protocol != second.provenance.protocol:
+        say("Their weights are not measured alike:")
+        say(f"A: {first.provenance.protocol}")
+        say(f"B: {second.provenance.protocol}")
     print_rows(numbers(found))
     print_rows(
         [("units in one graph alone, with the Σ|weight| of their edges", "A", "B")] + _side_by_side(found, config.top),

@@ -102,7 +102,8 @@ def compare(first: Graph, second: Graph, *, from_end: bool = False) -> Compariso
     union = list(dict.fromkeys([*weights[0], *weights[1]]))
     table: NDArray[np.float64] = np.array([[side.get(edge, 0.0) for side in weights] for edge in union])
     shared = np.array([edge in weights[0] and edge in weights[1] for edge in union])
-    order = np.argsort(-np.abs(table[:, 0] - table[:, 1]), kind="stable")
+    order = np.argsort(-np.abs(table[:, 0] - table[:, 1]), kind="stable").tolist()
+    changes = [Change(*union[edge], first=float(table[edge, 0]), second=float(table[edge, 1])) for edge in order]
     return Comparison(
         units=_overlap(set(names[0]), set(names[1])),
         edges=_overlap(set(weights[0]), set(weights[1])),
@@ -111,10 +112,7 @@ def compare(first: Graph, second: Graph, *, from_end: bool = False) -> Compariso
         correlation_of_all=_correlation(table),
         carried=(_carried(first), _carried(second)),
         only=(_only(first, names[0], set(names[1])), _only(second, names[1], set(names[0]))),
-        changes=[
-            Change(*union[edge], row[0], row[1])
-            for edge, row in zip(order.tolist(), table[order].tolist(), strict=True)
-        ],
+        changes=changes,
         heads=_heads(first, second),
     )
 
@@ -126,7 +124,8 @@ def _overlap(first: set[Any], second: set[Any]) -> Overlap:
 def _correlation(table: NDArray[np.float64]) -> float | None:
     if len(table) < 3 or not table.std(0).all():
         return None
-    return float(np.corrcoef(table.T)[0, 1])
+    x, y = (table - table.mean(0)).T
+    return float(x @ y / np.sqrt((x @ x) * (y @ y)))
 
 
 def _carried(graph: Graph) -> Carried:
