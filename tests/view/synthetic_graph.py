@@ -35,7 +35,8 @@ def synthetic_graph(n_features=60, n_edges=400, n_layers=6, n_heads=9, tokens=PR
     edges = {}
     while len(edges) < n_edges:
         source, target = int(rng.integers(n - tops)), int(rng.integers(first, n))
-        before = (units[source].position or 0) <= (last if units[target].position is None else units[target].position)
+        at = units[target].position
+        before = (units[source].position or 0) <= (last if at is None else at)
         fixed = units[target].kind in ("error", "attn_error", "bias", "mlp")
         if rank[units[source]] < rank[units[target]] and before and not fixed:
             edges[source, target] = float(rng.standard_t(2) * rng.exponential())

@@ -79,7 +79,7 @@ def test_prompts_are_counted_by_what_they_need():
 
 def test_heads_are_placed_by_layer_and_ranked_by_score():
     grid = head_grid({"head.4.1": 2.0, "head.2.0": -3.0, "mlp.2": 5.0})
-    assert grid == ([2, 4], [[-3.0, None], [None, 2.0]], [[3, None], [None, 2]])
+    assert grid is not None and grid == ([2, 4], [[-3.0, None], [None, 2.0]], [[3, None], [None, 2]])
     heat = ranking(*grid).to_dict()["data"][0]
     assert heat["z"][0][0] == -1.0 and heat["z"][1][1] == pytest.approx((2 / 3) ** 0.5)
     absolute = head_grid({"head.4.1": 2.0, "head.2.0": -3.0, "mlp.2": 5.0}, "absolute")

@@ -12,13 +12,17 @@ ERRORS = frozenset({"error", "attn_error", "mlp", "attn"})
 def edge_sums(graph: Graph) -> dict[str, NDArray[np.float64]]:
     """Per unit: Σ|weight| of edges in and out, Σ weight in, and the share of |weight| in that comes from errors."""
     size, n = np.abs(graph.weight), len(graph.units)
-    into = np.bincount(graph.target, size, minlength=n)
     is_error = np.array([unit.kind in ERRORS for unit in graph.units], dtype=bool)
-    from_errors = np.bincount(graph.target, size * is_error[graph.source], minlength=n)
+
+    def total(end: NDArray[np.int64], weights: NDArray[np.float64]) -> NDArray[np.float64]:
+        return np.bincount(end, weights, minlength=n).astype(np.float64)
+
+    into = total(graph.target, size)
+    from_errors = total(graph.target, size * is_error[graph.source])
     return {
         "in": into,
-        "out": np.bincount(graph.source, size, minlength=n),
-        "balance": np.bincount(graph.target, graph.weight, minlength=n),
+        "out": total(graph.source, size),
+        "balance": total(graph.target, graph.weight),
         "errors": np.divide(from_errors, into, out=np.zeros(n), where=into > 0),
     }
 

@@ -26,7 +26,8 @@ const sideways = el("div", {
   "aria-label": "The graph. Arrow keys go along the heaviest shown edges and along a row, p pins; the list holds the same units.",
 }, body);
 const rowLine = el("div", { class: "net-rows", "aria-hidden": "true" });
-const net = el("div", { class: "net" }, rowLine, sideways);
+const wider = el("p", { class: "wider", hidden: true }, "Wider than its frame: scroll sideways.");
+const net = el("div", { class: "net" }, rowLine, sideways, wider);
 
 /** Look again and draw all of it. */
 function drawGraph() {
@@ -43,6 +44,7 @@ function drawGraph() {
   rowLine.replaceChildren(...index.rows.map(rowLabel));
   tokenLine.style.top = `${plan.height}px`;
   tokenLine.replaceChildren(...plan.columns.map(columnLabel));
+  wider.hidden = plan.width <= sideways.clientWidth;
   byId("statement").textContent = statement(seen);
   paint(base, seen.shownEdges, true);
   emphasise();

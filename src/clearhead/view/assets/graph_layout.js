@@ -3,7 +3,7 @@
 const SPACING = 13;
 const LABELLED = 54;
 /** From how many targets on their labels stand at two heights, closer together. */
-const STAGGERED = 5;
+const STAGGERED = 4;
 const NARROWEST = 26;
 const CLOSED = 16;
 
