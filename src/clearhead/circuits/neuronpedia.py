@@ -12,6 +12,9 @@ influence must say null, or the pruning slider hides it; `feature` must be a num
 only pinned nodes are drawn in supernodes. Scores and provenance are stored, for the pages compute their own from what
 is left after pruning.
 
+Both pages tell features apart by layer, number and position, so a Lorsa head and a transcoder feature of one layer and
+index at one token share a label there; their nodes and links stay apart.
+
 Not here: dashboards of features. Read and write vectors are left out.
 """
 
