@@ -17,7 +17,7 @@ from clearhead.commands.structure import without_weights
 from clearhead.commands.table import say, show
 from clearhead.config import SpectralTrace
 from clearhead.configfile import refuse_other_run
-from clearhead.data.tasks import Task, TaskItem, task
+from clearhead.data.tasks import Task, TaskItem, open_task
 from clearhead.model.access import Model
 from clearhead.runs import RunDirectory, progress, write_json
 from clearhead.spectral.interventions import SCOPES, Effect, Size, Summary, intervene, summarise
@@ -86,9 +86,7 @@ def run(config: SpectralTrace) -> None:
 def _items(model: Model, config: SpectralTrace) -> Task:
     """The prompts with their answers; a single prompt is a task of one item."""
     if config.prompt is None:
-        if Path(config.task_name).suffix == ".jsonl":
-            return Task.load(config.task_name, model)
-        return task(config.task_name, model, config.prompts, config.seed)
+        return open_task(config.task_name, model, config.prompts, config.seed)
     answers, wrong = ((text,) if text is not None else () for text in (config.answer, config.wrong))
     item = TaskItem(config.prompt, config.prompt, answers, wrong, "prompt", {})
     return Task.of_items("prompt", model, (item,))

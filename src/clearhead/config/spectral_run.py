@@ -6,6 +6,7 @@ from typing import ClassVar, Literal
 
 from tyro.conf import Positional
 
+from clearhead.config.task import is_file
 from clearhead.config.verb import Dtype, Verb, shortened
 from clearhead.errors import ClearheadError
 
@@ -53,7 +54,7 @@ class OfTexts(Verb):
             self._meaningless(("prompts", "tokens", "context"), "--prompt is one text and is read whole")
         elif self.task is not None:
             self._meaningless(("tokens", "context"), "the prompts of --task are read whole")
-            if Path(self.task).suffix == ".jsonl":
+            if is_file(self.task):
                 self._meaningless(("prompts",), "all prompts of the file are read")
         else:
             self._meaningless(("prompts",), "it is for a built-in --task")

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
+from clearhead.config.task import is_file
 from clearhead.config.verb import Dtype, Verb, shortened
 from clearhead.errors import ClearheadError
 
@@ -57,7 +58,7 @@ class SpectralTrace(Verb):
         self._positive("prompts", "depth")
         if self.prompt is not None:
             self._meaningless(("prompts",), "--prompt is one text")
-        elif Path(self.task_name).suffix == ".jsonl":
+        elif is_file(self.task_name):
             self._meaningless(("prompts",), "all prompts of the file are traced")
         self._refuse(self.firings < 0, "firings", "give 0 or a positive number")
         self._refuse(self.draws < 20, "draws", "an average of fewer than 20 controls is noise")

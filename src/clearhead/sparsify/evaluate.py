@@ -44,6 +44,8 @@ from clearhead.sparsify.measures import Drawn, as_it_is, by_position, measure_in
 from clearhead.training.pretrain import alphabet_of
 
 LENGTHS = (64, 128, 256, 512, 1024, 2048, 4096, 8192)
+BEHAVIOURS = ("ioi", "greater_than", "copy")
+"""Tasks that are measured where none are named."""
 KINDS: tuple[Kind, ...] = ("passkey", "needle")
 DTYPES: dict[torch.dtype, DType] = {
     torch.float64: "float64",
@@ -63,7 +65,7 @@ def evaluate(
     lengths: Sequence[int] = LENGTHS,
     seeds: Sequence[int] = (0, 1, 2),
     laid_out_tokens: int = 8192,
-    tasks: Sequence[str] = tuple(TASKS),
+    tasks: Sequence[str] = BEHAVIOURS,
     prompts: int = 128,
     retrieval_lengths: Sequence[int] = (),
     retrieval_prompts: int = 8,

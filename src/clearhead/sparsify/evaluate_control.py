@@ -12,11 +12,10 @@ import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
 
-from clearhead.data.tasks import TASKS
 from clearhead.errors import ClearheadError
 from clearhead.model.access import Model
 from clearhead.sparsify.best import edges_per_query
-from clearhead.sparsify.evaluate import Forms, measure_induction_of, measure_task
+from clearhead.sparsify.evaluate import BEHAVIOURS, Forms, measure_induction_of, measure_task
 from clearhead.sparsify.measures import as_it_is, by_position, measure_losses
 
 
@@ -60,5 +59,5 @@ def evaluate_control(
         "ce_by_position": by_position(losses),
         "edges": {"share": float(shares.mean()), "per_query": edges_per_query(model, shares, context)},
         "induction": measure_induction_of(model, forms, context, batch),
-        "tasks": {name: measure_task(model, forms, name, prompts) for name in TASKS},
+        "tasks": {name: measure_task(model, forms, name, prompts) for name in BEHAVIOURS},
     }

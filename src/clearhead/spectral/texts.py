@@ -1,11 +1,9 @@
 """The texts of a spectral run: one prompt, the clean prompts of a task, or blocks of a longer text."""
 
-from pathlib import Path
-
 import torch
 
 from clearhead.config import OfTexts
-from clearhead.data.tasks import Task, task
+from clearhead.data.tasks import Task, open_task
 from clearhead.data.text import token_blocks
 from clearhead.errors import ClearheadError
 from clearhead.model.access import Model
@@ -21,10 +19,7 @@ def read_prompts(model: Model, config: OfTexts) -> tuple[Prompts, Task | None]:
     if config.prompt is not None:
         return Prompts([config.prompt], [model.tokenize(config.prompt)[0].cpu()], "prompt"), None
     if config.task is not None:
-        path = Path(config.task)
-        behaviour = (
-            Task.load(path, model) if path.suffix == ".jsonl" else task(config.task, model, config.prompts, config.seed)
-        )
+        behaviour = open_task(config.task, model, config.prompts, config.seed)
         names = [behaviour.items[index].template for index in behaviour.tokens]
         return Prompts(names, [torch.tensor(ids.clean) for ids in behaviour.tokens.values()], config.task), behaviour
     if model.n_ctx is not None and config.context > model.n_ctx:
