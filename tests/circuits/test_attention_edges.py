@@ -61,7 +61,7 @@ def test_one_backward_gives_the_gradient_of_every_edges_mask(kind, ablation, gat
 def test_the_gradient_of_the_mask_is_its_difference_quotient():
     level = level_of("gpt2")  # its softmax is in float64
     scores, flat = level.attribution(ROWS), level.places(7).flat
-    for edge in scores[0].abs().argsort(descending=True)[:6].tolist():
+    for edge in scores[0].abs().argsort(descending=True)[:3].tolist():
         sides = []
         for step in (1e-4, -1e-4):
             mask = full_mask(level, ROWS)
@@ -75,23 +75,23 @@ def test_integrated_gradients_sum_to_the_whole_effect():
     n = level.count(ROWS)
     ends = level.evaluate(torch.tensor([[[True]], [[False]]]).expand(-1, 1, n), ROWS)[..., 0]
     total = ends[0] - ends[1]
-    errors = [(level.attribution(ROWS, steps=steps).sum(1) - total).abs().max() for steps in (4, 32)]
+    errors = [(level.attribution(ROWS, steps=steps).sum(1) - total).abs().max() for steps in (2, 16)]
     assert errors[1] < 0.05 * total.abs().max()
     assert errors[1] < errors[0] / 3
 
 
 @pytest.mark.parametrize("kind", ["llama", "llama gated"])
 def test_exact_effects_are_those_of_single_patches(kind):
-    level = level_of(kind)
-    n = level.count(ROWS)
-    effects = level.exact_effects(ROWS)
+    level, rows = level_of(kind), random_rows(2, 5)
+    n = level.count(rows)
+    effects = level.exact_effects(rows)
     keep = torch.ones(n, 1, n, dtype=torch.bool)
     keep[torch.arange(n), 0, torch.arange(n)] = False
-    whole = level.evaluate(torch.ones(1, 1, n, dtype=torch.bool), ROWS)[..., 0]
-    assert torch.allclose(effects, (whole - level.evaluate(keep, ROWS)[..., 0]).T, rtol=0, atol=1e-12)
-    some = torch.tensor([[3, 50], [0, 7], [11, 2]])
-    assert torch.allclose(level.exact_effects(ROWS, some), effects.gather(1, some), rtol=0, atol=1e-12)
-    assert (effects != 0).sum() > 100
+    whole = level.evaluate(torch.ones(1, 1, n, dtype=torch.bool), rows)[..., 0]
+    assert torch.allclose(effects, (whole - level.evaluate(keep, rows)[..., 0]).T, rtol=0, atol=1e-12)
+    some = torch.tensor([[3, 50], [0, 7]])
+    assert torch.allclose(level.exact_effects(rows, some), effects.gather(1, some), rtol=0, atol=1e-12)
+    assert (effects != 0).sum() > 40
 
 
 def test_closed_edges_have_no_effect():
@@ -130,7 +130,7 @@ def test_grouped_keys_score_as_their_copies_do(monkeypatch):
 
 @pytest.mark.parametrize("method", ["exact", "ig"])
 def test_planted_edges_are_found(method):
-    level, rows = AttentionEdges(planted_model()), planted_rows()
+    level, rows = AttentionEdges(planted_model()), planted_rows(2)
     names = level.names(rows)
     (scores,) = level.scores(method, [rows])
     for row in scores:
@@ -140,9 +140,9 @@ def test_planted_edges_are_found(method):
     ends = torch.stack([torch.zeros(n), torch.ones(n)]).bool()
     empty, full, circuit = level.evaluate(torch.cat([ends, keep[None]])[:, None], rows)[..., 0]
     assert (((circuit - empty) / (full - empty)) > 0.9).all()
-    curve = trace_curve(level, score(level, method, [], [rows]), "signed", [rows], dict.fromkeys(range(4), "one"))
+    curve = trace_curve(level, score(level, method, [], [rows]), "signed", [rows], dict.fromkeys(range(2), "one"))
     assert (curve.first, curve.stable) == (2, 2)
-    (counts, *_) = describe_edges(level, rows, keep.expand(4, -1))
+    (counts, *_) = describe_edges(level, rows, keep.expand(2, -1))
     assert (counts.edges, counts.heads, counts.pairs_per_head, counts.bos) == (2, 2, 1.0, 1)
     assert (counts.open_edges, counts.open_bos) == (168, 48)
 

@@ -116,7 +116,7 @@ def test_integrated_gradients_are_the_mean_over_mixed_embeddings():
     )
     total = clean - corrupt
     embedding = [name.startswith("input->") for name in level.parts.names]
-    scores = level.attribution(ROWS, steps=24)[:, embedding].sum(1)
+    scores = level.attribution(ROWS, steps=16)[:, embedding].sum(1)
     assert (scores - total).abs().max() < 0.05 * total.abs().max()
     assert (one[:, embedding].sum(1) - total).abs().max() > 0.2 * total.abs().max()
 
@@ -166,11 +166,11 @@ def test_gated_models_have_graphs():
 
 @pytest.mark.parametrize("method", ["exact", "ig"])
 def test_planted_edges_are_found(method):
-    level, rows = GraphEdges(planted_model()), planted_rows()
+    level, rows = GraphEdges(planted_model()), planted_rows(2)
     (scores,) = level.scores(method, [rows])
     assert sorted(level.parts.names[i] for i in scores.mean(0).argsort(descending=True)[:3]) == PLANTED
     ranking = score(level, method, [rows], [rows])
-    curve = trace_curve(level, ranking, "signed", [rows], dict.fromkeys(range(4), "one"))
+    curve = trace_curve(level, ranking, "signed", [rows], dict.fromkeys(range(2), "one"))
     assert (curve.first, curve.stable) == (3, 3)
     assert sorted(curve.circuit) == PLANTED
     order = rank_connected(level.parts, scores.mean(0))
