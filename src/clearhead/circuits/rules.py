@@ -78,7 +78,7 @@ def _norm_rule(norm: Norm) -> Callable[..., Tensor]:
 
 
 def _activations(model: Model) -> list[tuple[nn.Module, bool]]:
-    """Each layer's activation module, and whether its output multiplies another stream (seen in a run of one token)."""
+    """Each layer's activation module, and whether its output multiplies another stream (seen in a run of a few tokens)."""
     found: list[nn.Module] = []
     handles: list[RemovableHandle] = []
     outputs: dict[nn.Module, Tensor] = {}
@@ -100,7 +100,8 @@ def _activations(model: Model) -> list[tuple[nn.Module, bool]]:
         handles += [module.register_forward_hook(_noting_input(seen)) for module in linears]
         handles.append(acts[0].register_forward_hook(_noting_output(outputs)))
     try:
-        model.run(torch.zeros(1, 1, dtype=torch.long), read=["logits"])
+        # several tokens: that of padding may have an embedding of zeros, and all products of it are equal
+        model.run(torch.arange(min(8, model.d_vocab))[None], read=["logits"])
     finally:
         for handle in handles:
             handle.remove()
