@@ -47,6 +47,18 @@ class Entries(NamedTuple):
     target: NDArray[np.int64]
     weight: NDArray[np.float64]
 
+    def where(self, kept: NDArray[np.bool_]) -> "Entries":
+        """Some of them."""
+        return Entries(self.source[kept], self.target[kept], self.weight[kept])
+
+    def followed_by(self, other: "Entries") -> "Entries":
+        """These, then those."""
+        return Entries(
+            np.concatenate([self.source, other.source]),
+            np.concatenate([self.target, other.target]),
+            np.concatenate([self.weight, other.weight]),
+        )
+
 
 @dataclass(eq=False)
 class EdgeRows:
@@ -100,7 +112,7 @@ class EdgeRows:
             np.repeat(np.array(targets, dtype=np.int64), there.sum(1)),
             stored[there],
         )
-        self.entries = Entries(*map(np.concatenate, zip(self.entries, found, strict=True)))
+        self.entries = self.entries.followed_by(found)
 
     def by_node(self, values: list[float] | NDArray[np.float64]) -> NDArray[np.float64]:
         """One number per row as one per node, 0 at nodes without a row."""

@@ -160,4 +160,4 @@ def _among(
 def _chosen(
     entries: Entries, shares: NDArray[np.float64], kept: NDArray[np.bool_]
 ) -> tuple[Entries, NDArray[np.float64]]:
-    return Entries(*(column[kept] for column in entries)), shares[kept]
+    return entries.where(kept), shares[kept]

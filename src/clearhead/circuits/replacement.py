@@ -161,6 +161,7 @@ class _Meter:
         self.ce[0] += _loss(log_clean, gold)
         self.mean += _loss(_log_probability(self._run(tokens, [], self._means())), gold)
         alone = _Predictor(self.dictionaries, clean)
+        predicted: dict[Place, Tensor] = {}
         advance(2 * len(tokens))
         for count in range(1, len(self.places) + 1):
             run, predicted = self._replaced(tokens, self.places[:count])

@@ -19,6 +19,7 @@ Edges in two ways, with the same result: `Sources.edges` from a target's gradien
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Float, Int
@@ -34,6 +35,16 @@ from clearhead.units import Unit
 
 UNREAD = ("embedding", "error", "attn_error", "mlp", "bias")
 """Kinds of sources that read nothing themselves: a graph ends at them."""
+
+
+class _Block(NamedTuple):
+    """Entries of one depth at successive positions, equally many at each."""
+
+    start: int
+    """Its first entry."""
+    position: int
+    stop: int
+    count: int
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,14 +67,18 @@ class Sources:
         return {unit: place for place, unit in enumerate(self.units)}
 
     @cached_property
-    def _blocks(self) -> dict[int, list[tuple[int, slice]]]:
-        """Per depth, the positions with entries and where those lie."""
-        blocks: dict[int, list[tuple[int, slice]]] = {}
+    def _blocks(self) -> dict[int, list[_Block]]:
+        """Per depth, the positions with equally many entries each."""
+        blocks: dict[int, list[_Block]] = {}
         keys = torch.stack([self.depth, self.position]).cpu()
         places, counts = torch.unique_consecutive(keys, dim=1, return_counts=True)
         start = 0
         for (depth, position), count in zip(places.T.tolist(), counts.tolist(), strict=True):
-            blocks.setdefault(depth, []).append((position, slice(start, start + count)))
+            there = blocks.setdefault(depth, [])
+            if there and there[-1].count == count and there[-1].stop == position:
+                there[-1] = there[-1]._replace(stop=position + 1)
+            else:
+                there.append(_Block(start, position, position + 1, count))
             start += count
         return blocks
 
@@ -73,8 +88,11 @@ class Sources:
         for depth, gradient in gradients:
             if total is None:
                 total = gradient.new_zeros(len(gradient), len(self.units))
-            for position, entries in self._blocks.get(depth, ()):
-                total.index_add_(1, self.unit[entries], gradient[:, position] @ self.write[entries].T)
+            for block in self._blocks.get(depth, ()):
+                entries = slice(block.start, block.start + (block.stop - block.position) * block.count)
+                written = self.write[entries].unflatten(0, (-1, block.count))
+                met = gradient[:, block.position : block.stop].transpose(0, 1) @ written.mT
+                total.index_add_(1, self.unit[entries], met.permute(1, 0, 2).flatten(1))
         if total is None:
             raise ClearheadError("no gradients were given, so there is no target to explain")
         return total

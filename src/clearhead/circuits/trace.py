@@ -30,7 +30,7 @@ UNITS = 1000
 LOGITS, PROBABILITY = 10, 0.95
 BATCH = 128
 """Most targets of one pull; more would be chosen from an old order."""
-GRADIENTS = 1 << 22
+GRADIENTS = 1 << 24
 """Numbers of the gradients of one batch."""
 
 
