@@ -8,6 +8,8 @@ from clearhead.circuits.curve import score, trace_curve
 from clearhead.circuits.metrics import METRICS
 from clearhead.data.tasks import logit_difference
 from clearhead.errors import ClearheadError, UnknownNameError
+from tests.circuits import induction
+from tests.circuits.induction import induction_model, induction_rows
 from tests.circuits.planted import planted_model, planted_rows
 from tests.circuits.random_rows import double_model, random_rows, ungrouped_model
 from tests.sparsify.gated_models import gated_model
@@ -145,6 +147,20 @@ def test_planted_edges_are_found(method):
     (counts, *_) = describe_edges(level, rows, keep.expand(2, -1))
     assert (counts.edges, counts.heads, counts.pairs_per_head, counts.bos) == (2, 2, 1.0, 1)
     assert (counts.open_edges, counts.open_bos) == (168, 48)
+
+
+@pytest.mark.parametrize("corrupt", ["match", "answer"])
+def test_planted_induction_needs_the_edges_of_its_corruption(corrupt):
+    level, rows = AttentionEdges(induction_model()), induction_rows(corrupt)
+    ranking = score(level, "exact", [], [rows])
+    planted = induction.EDGES[corrupt]
+    names = level.names(rows)
+    for row in ranking.of_batches[0]:
+        assert sorted(names[i] for i in row.argsort(descending=True)[: len(planted)]) == planted
+    curve = trace_curve(level, ranking, "signed", [rows], dict.fromkeys(range(2), "one"), refine=False)
+    assert (curve.first, curve.stable) == (len(planted), len(planted))
+    assert curve.complement is not None
+    assert abs(curve.complement) < 0.05
 
 
 def test_edges_to_the_first_token_can_belong_to_every_circuit():

@@ -13,6 +13,8 @@ from clearhead.circuits.graph_patching import MaskedGraph
 from clearhead.circuits.graph_scores import score_edges
 from clearhead.data.tasks import logit_difference
 from clearhead.errors import ClearheadError, NonFiniteError, UnknownNameError
+from tests.circuits import induction
+from tests.circuits.induction import induction_model, induction_rows
 from tests.circuits.planted import planted_model, planted_rows
 from tests.circuits.random_rows import double_model, random_rows, ungrouped_model
 from tests.model import tiny_configs
@@ -175,6 +177,19 @@ def test_planted_edges_are_found(method):
     assert sorted(curve.circuit) == PLANTED
     order = rank_connected(level.parts, scores.mean(0))
     assert [level.parts.names[i] for i in order[:3]] == PLANTED[1::-1] + PLANTED[2:]
+
+
+@pytest.mark.parametrize("method", ["exact", "ig"])
+@pytest.mark.parametrize("corrupt", ["match", "answer"])
+def test_planted_induction_goes_through_keys_or_values(corrupt, method):
+    level, rows = GraphEdges(induction_model()), induction_rows(corrupt)
+    ranking = score(level, method, [rows], [rows])
+    curve = trace_curve(level, ranking, "signed", [rows], dict.fromkeys(range(2), "one"), refine=False)
+    planted = induction.GRAPH_EDGES[corrupt]
+    assert (curve.first, curve.stable) == (len(planted), len(planted))
+    assert sorted(curve.circuit) == planted
+    keep = torch.tensor([name in planted for name in level.parts.names])
+    assert torch.equal(drop_disconnected(level.parts, keep), keep)
 
 
 def test_disconnected_edges_change_nothing():
