@@ -106,3 +106,13 @@ def test_hostile_words_are_visible_text_in_the_index(tmp_path):
 def test_a_page_too_large_for_any_graph_says_so(tmp_path):
     with pytest.raises(ClearheadError, match="5,000 heaviest edges"):
         write_graph_page(small(), tmp_path / "g.html", max_megabytes=0.1)
+
+
+def test_a_graph_without_units_is_refused_and_one_without_edges_is_drawn(tmp_path):
+    nothing = Graph([], [], [], [], Provenance("m", "p"))
+    with pytest.raises(ClearheadError, match="no units"):
+        write_graph_page(nothing, tmp_path / "g.html")
+    none = np.zeros(0, dtype=np.int64)
+    alone = Graph([Unit("head", 0, 1)], none, none, none, Provenance("m", "p"), loadings=Loadings(*[none] * 4, "one"))
+    payload = build_graph_payload(alone, Limits())
+    assert payload.index["loadings"] is None and payload.index["edges"] == {"held": 0, "all": 0, "carried": 1.0}

@@ -126,7 +126,9 @@ def per_prompt(crossings: Sequence[int | None], what: str) -> go.Figure:
     top = max(reached, default=1)
     width = max(1, -(-top // 24))
     bins = np.bincount(np.array(reached, dtype=np.int64) // width, minlength=1) if reached else np.zeros(1, int)
-    names = [f"{at * width}" if width == 1 else f"{at * width}–{(at + 1) * width - 1}" for at in range(len(bins))]
+    names = [
+        f"{at * width}" if width == 1 else f"{at * width}–{min(top, (at + 1) * width - 1)}" for at in range(len(bins))
+    ]
     never = len(crossings) - len(reached)
     figure = go.Figure()
     figure.add_bar(
@@ -145,7 +147,7 @@ def per_prompt(crossings: Sequence[int | None], what: str) -> go.Figure:
             hovertemplate="no stable crossing<br>%{y} prompts<extra></extra>",
         )
     figure = styled(figure, x=f"{what} that one prompt needs", y="prompts", height=300)
-    figure.update_xaxes(type="category", nticks=12)
+    figure.update_xaxes(type="category", nticks=6, tickangle=0)
     return figure
 
 
@@ -192,9 +194,13 @@ def _counted(figure: go.Figure, largest: int) -> go.Figure:
     """A logarithmic axis of counts that has 0 on it and ends at all."""
     ticks = sorted({0, *(step * 10**power for step in _TICKS[1:] for power in range(7)), largest})
     # a tick close to the last would lie under it
-    ticks = [tick for tick in ticks if tick == largest or tick < 0.75 * largest]
+    ticks = [tick for tick in ticks if tick == largest or tick < 0.6 * largest]
     figure.update_xaxes(
-        type="log", tickvals=[_place(tick) for tick in ticks], ticktext=[f"{tick:,}" for tick in ticks], nticks=0
+        type="log",
+        tickvals=[_place(tick) for tick in ticks],
+        ticktext=[f"{tick:,}" for tick in ticks],
+        nticks=0,
+        tickangle=0,
     )
     return figure
 

@@ -9,6 +9,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from clearhead.errors import ClearheadError
 from clearhead.units.graph import Graph
 from clearhead.view.graph_compare import Comparison, compare
 from clearhead.view.graph_payload import Limits, build_graph_payload
@@ -58,6 +59,8 @@ def write_comparison_page(
 
 
 def _pages(graph: Graph, compared: Comparison | None, tiles: list[dict[str, str]]) -> Iterator[bytes]:
+    if not graph.units:
+        raise ClearheadError("this graph has no units, so there is nothing to draw; keep more of it when pruning")
     prompts = [graph.provenance.prompt, *(parent.prompt for parent in graph.provenance.parents)]
     prompt = next((text for text in prompts if text), "")
     fixed = {

@@ -75,7 +75,7 @@ def build_graph_payload(graph: Graph, limits: Limits, compared: Comparison | Non
         "rows": row_names(graph),
         "edges": {"held": len(order), "all": len(graph), "carried": _share(graph, order)},
         "loadings": None
-        if graph.loadings is None
+        if not graph.loadings
         else {
             "kind": visible(graph.loadings.kind),
             "words": next((words for word, words in LOADINGS.items() if graph.loadings.kind.startswith(word)), ""),
@@ -160,7 +160,7 @@ def _length(vectors: Any) -> float | None:
 
 def _loadings(graph: Graph, order: NDArray[np.int64], limit: int | None) -> list[list[Any]]:
     """Per edge in the page's order: Σ|loading| and Σ loading of all, and [layer, head, loading, …] of the largest."""
-    if graph.loadings is None:
+    if not graph.loadings:
         return []
     held = graph.loadings
     place = np.full(len(graph), -1, dtype=np.int64)

@@ -35,7 +35,8 @@ function arrange(shown, available) {
     inColumn.get(units.row[place]).push(place);
   });
   const step = (row) => (row !== "target" ? SPACING : staggered ? LABELLED / 2 : LABELLED);
-  const wanted = (column) => Math.max(NARROWEST, ...[...cells.get(column)].map(([row, places]) => places.length * step(row) + (row === "target" ? 24 : 6)));
+  const margin = (row) => (row === "target" ? 24 : 6);
+  const wanted = (column) => Math.max(NARROWEST, ...[...cells.get(column)].map(([row, places]) => places.length * step(row) + margin(row)));
   const positions = [...new Set([...index.tokens.keys(), ...cells.keys()])].sort((a, b) => a - b);
   const columns = [];
   for (const position of positions) {
@@ -54,7 +55,7 @@ function arrange(shown, available) {
     if (column.until === undefined) column.width += Math.min(spare, 90);
     column.left = left;
     for (const [row, places] of cells.get(column.position) ?? []) {
-      const between = Math.min(Math.max(step(row), (column.width - 6) / places.length), row === "target" ? step(row) * 1.6 : 22);
+      const between = Math.min(Math.max(step(row), (column.width - margin(row)) / places.length), row === "target" ? step(row) * 1.6 : 22);
       places.forEach((place, at) => {
         x[place] = left + column.width / 2 + (at - (places.length - 1) / 2) * between;
         y[place] = rowAt.get(row);
