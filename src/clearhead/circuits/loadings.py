@@ -194,17 +194,18 @@ def _pieces(opened: Opened, reads: Reads, source: Tensor, target: Tensor, paths:
     if paths not in ("one", "last", "first", "any"):
         raise ClearheadError(f"paths are 'one', 'last', 'first' or 'any' (see loadings.py); got {paths!r}")
     frozen, sources = opened.frozen, opened.sources
-    size = len(frozen) * frozen.state(0).shape[1]
-    step = CHUNK // (size * (frozen.n_layers if paths in ("first", "any") else 1))
-    for targets in _chunks(target, reads.row, max(1, step)):
+    d = opened.parts.model.d_model
+    up, down = paths in ("last", "any"), paths in ("first", "any")
+    # of a target that is pulled down, what it reads at all layers is kept
+    for targets in _chunks(target, reads.row, d, len(frozen) * frozen.n_layers if down else None):
         right = _Entries.gather(reads.row, reads.vector, reads.depth, reads.position, targets)
-        readings = _readings(frozen, right, whole=paths in ("first", "any"))
+        readings = _readings(frozen, right, whole=down)
         wanted = torch.isin(target, targets)
-        for some in _chunks(source[wanted], sources.unit, max(1, CHUNK // size)):
+        for some in _chunks(source[wanted], sources.unit, d, len(frozen) if up else None):
             left = _Entries.gather(sources.unit, sources.write, sources.depth, sources.position, some)
             edges = (wanted & torch.isin(source, some)).nonzero()[:, 0]
             rows = _place(targets, target[edges]), _place(some, source[edges])
-            for layer, values in _values(frozen, left, whole=paths in ("last", "any")):
+            for layer, values in _values(frozen, left, whole=up):
                 reading = readings(layer)
                 if reading is not None:
                     yield from _meet(frozen, layer, edges, rows, reading, values)
@@ -268,16 +269,15 @@ def _below(frozen: Frozen, layer: int) -> int:
 
 def _direct(opened: Opened, reads: Reads, source: Tensor, target: Tensor) -> Float[Tensor, " x"]:
     """Writes that are read at their own position, at their depth or above."""
-    sources = opened.sources
+    sources, d = opened.sources, opened.parts.model.d_model
     total = torch.zeros(len(source), dtype=opened.frozen.dtype, device=source.device)
-    step = max(1, CHUNK // (len(opened) * opened.parts.model.d_model))
-    for targets in _chunks(target, reads.row, step):
+    for targets in _chunks(target, reads.row, d):
         right = _Entries.gather(reads.row, reads.vector, reads.depth, reads.position, targets)
         wanted = torch.isin(target, targets)
-        for some in _chunks(source[wanted], sources.unit, step):
+        for some in _chunks(source[wanted], sources.unit, d):
             left = _Entries.gather(sources.unit, sources.write, sources.depth, sources.position, some)
             edges = (wanted & torch.isin(source, some)).nonzero()[:, 0]
-            for part in edges.split(step):
+            for part in edges.split(max(1, CHUNK // (d * (right.depth.shape[1] + left.depth.shape[1])))):
                 m, n = _place(targets, target[part]), _place(some, source[part])
                 met = torch.einsum("xqd,xkd->xqk", right.vectors[m], left.vectors[n])
                 same = right.position[m][:, :, None] == left.position[n][:, None]
@@ -286,12 +286,21 @@ def _direct(opened: Opened, reads: Reads, source: Tensor, target: Tensor) -> Flo
     return total
 
 
-def _chunks(rows: Tensor, owner: Tensor, size: int) -> Iterator[Tensor]:
-    """Different rows, those with few entries first, so that rows of a chunk have about equally many."""
+def _chunks(rows: Tensor, owner: Tensor, width: int, length: int | None = None) -> Iterator[Tensor]:
+    """Different rows, so many at once that they hold `CHUNK` numbers of `length` vectors of `width` each.
+
+    Without `length` as many vectors as the row of the chunk with most entries has; those with few come first.
+    """
     unique = rows.unique()
+    count = torch.bincount(owner, minlength=int(unique.max()) + 1 if len(unique) else 0)[unique]
+    order = count.argsort(stable=True)
+    start = 0
+    for place, vectors in enumerate(count[order].tolist()):
+        if place > start and (place + 1 - start) * max(1, length or vectors) * width > CHUNK:
+            yield unique[order[start:place]]
+            start = place
     if len(unique):
-        count = torch.bincount(owner, minlength=int(unique.max()) + 1)
-        yield from unique[count[unique].argsort(stable=True)].split(size)
+        yield unique[order[start:]]
 
 
 def _place(rows: Tensor, wanted: Tensor) -> Tensor:
