@@ -79,7 +79,7 @@ LOADINGS: dict[str, str] = {
 SCORES: dict[str, tuple[str, str]] = {
     "replacement": (
         "Replacement score",
-        "Of the influence that reaches the targets, the share that starts at tokens and not at errors. 100 %: the "
+        "Of the influence on the targets that ends at tokens, at errors or unexplained, the share of tokens. 100 %: the "
         "units explain every path from the prompt to the answer. Computed before pruning.",
     ),
     "completeness": (
@@ -95,7 +95,11 @@ SCORES: dict[str, tuple[str, str]] = {
         "Completeness, pruned",
         "The completeness of the graph on this page: what pruning removed counts as error.",
     ),
-    "error_share": ("Error share", "Of Σ|weight| in the graph, the share of edges that start at an error."),
+    "error_share": (
+        "Error share",
+        "Of the influence on the targets, the share that ends at errors: what dictionaries leave unexplained, and whole "
+        "layers that have none.",
+    ),
 }
 """Label and meaning of the scores that we know; others are shown under their own name."""
 

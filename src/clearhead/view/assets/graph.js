@@ -26,7 +26,7 @@ const listed = {
   },
   total: () => [units.id.length, "unit"],
   name: (place) => [el("i", { class: `dot k-${units.kind[place]}` }), units.id[place]],
-  does: (place) => [glossOf(place) ? pill(glossOf(place)) : el("span", {}, KINDS[units.kind[place]]), units.activation[place] === null ? nothing() : el("span", {}, `activation ${number(units.activation[place])}`)],
+  does: (place) => [glossOf(place) ? pill(glossOf(place)) : el("span", {}, KINDS[units.kind[place]]), units.activation[place] === null || sides !== null ? nothing() : el("span", {}, `activation ${number(units.activation[place])}`)],
 };
 
 const details = el("div", { class: "details", "aria-live": "off" });

@@ -120,7 +120,7 @@ function tipOf(place) {
   const token = tokenOf(place);
   const where = units.position[place] === null ? "" : ` at ${token === null ? "" : `${quoted(token)}, `}token ${units.position[place]}`;
   const lines = [`${units.id[place]}: ${KINDS[units.kind[place]]}${where}`, words ?? ""];
-  if (units.activation[place] !== null) lines.push(`activation ${number(units.activation[place])}`);
+  if (units.activation[place] !== null && sides === null) lines.push(`activation ${number(units.activation[place])}`);
   const chance = index.values.probability?.[place] ?? null;
   if (chance !== null && sides === null) lines.push(`probability ${percent(chance)}`);
   if (sides !== null) lines.push(sideWords(sideOf(place)));
