@@ -79,8 +79,8 @@ LOADINGS: dict[str, str] = {
 SCORES: dict[str, tuple[str, str]] = {
     "replacement": (
         "Replacement score",
-        "Of the influence on the targets that ends at tokens, at errors or unexplained, the share of tokens. 100 %: the "
-        "units explain every path from the prompt to the answer. Computed before pruning.",
+        "Of the influence on the targets that ends at tokens, at errors or unexplained, the share of tokens. 100 %: "
+        "the units explain every path from the prompt to the answer. Computed before pruning.",
     ),
     "completeness": (
         "Completeness",
@@ -97,8 +97,8 @@ SCORES: dict[str, tuple[str, str]] = {
     ),
     "error_share": (
         "Error share",
-        "Of the influence on the targets, the share that ends at errors: what dictionaries leave unexplained, and whole "
-        "layers that have none.",
+        "Of the influence on the targets, the share that ends at errors: what dictionaries leave unexplained, and "
+        "whole layers that have none.",
     ),
 }
 """Label and meaning of the scores that we know; others are shown under their own name."""
