@@ -5,7 +5,18 @@ from pathlib import Path
 import pytest
 
 import clearhead
-from clearhead.config import SCHEMA, VERBS, Analyze, BenchLorsa, Evaluate, TrainLorsa, View, resolve_layer
+from clearhead.config import (
+    SCHEMA,
+    VERBS,
+    Analyze,
+    BenchLorsa,
+    Evaluate,
+    GraphMerge,
+    Replace,
+    TrainLorsa,
+    View,
+    resolve_layer,
+)
 from clearhead.config.verb import shortened
 from clearhead.configfile import differences, from_dict, from_file, refuse_other_run
 from clearhead.errors import ClearheadError, CorruptFileError, UnknownNameError
@@ -13,8 +24,13 @@ from clearhead.errors import ClearheadError, CorruptFileError, UnknownNameError
 
 def example(cls):
     """The verb with its required fields filled in."""
-    examples = {"run": Path("runs/x"), "head": 0, "checkpoints": "runs/x"}
+    examples = {"run": Path("runs/x"), "head": 0, "checkpoints": "runs/x", "prompt": "a b", "task": "ioi"}
+    examples |= dict.fromkeys(("graph", "first", "second"), Path("runs/x/graph"))
     required = [field.name for field in dataclasses.fields(cls) if field.default is dataclasses.MISSING]
+    if cls is Replace:
+        return cls(dictionaries=("runs/x/transcoder",))
+    if cls is GraphMerge:
+        return cls(graphs=(Path("a"), Path("b")))
     return cls(**{name: examples[name] for name in required})
 
 
@@ -79,7 +95,10 @@ def test_from_file_takes_the_file_or_its_directory(tmp_path):
 
 def test_to_dict_says_schema_verb_and_version():
     written = View(run=Path("runs/x")).to_dict()
-    expected = {"schema": 1, "verb": "view", "clearhead": clearhead.__version__, "run": "runs/x", "out": None}
+    expected = {"schema": 1, "verb": "view", "clearhead": clearhead.__version__, "run": "runs/x"} | {
+        "against": None,
+        "out": None,
+    }
     assert written == expected
 
 
