@@ -219,7 +219,8 @@ def test_llamascopium_lorsa(interleaved, tmp_path):
         "ln_q.w": 1 + 0.2 * draw(groups, dh, seed=9), "ln_k.w": 1 + 0.2 * draw(groups, dh, seed=10),
     }  # fmt: skip
     hooks = ("blocks.1.ln1.hook_normalized", "blocks.1.hook_attn_out")
-    norms = {f"dataset_average_activation_norm.{hook}": torch.tensor(v) for hook, v in zip(hooks, (3.0, 0.4), strict=True)}
+    norms = {f"dataset_average_activation_norm.{hooks[0]}": torch.tensor(3.0)}
+    norms[f"dataset_average_activation_norm.{hooks[1]}"] = torch.tensor(0.4)
     buffers = {"mask": torch.ones(T, T).tril().bool(), "IGNORE": torch.tensor(-torch.inf)}
     save_file(w | norms | buffers, tmp_path / "sae_weights.safetensors")
     settings = {

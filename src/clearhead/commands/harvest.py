@@ -1,4 +1,4 @@
-"""`clearhead harvest`: stores the inputs and outputs of one attention layer."""
+"""`clearhead harvest`: stores the inputs and outputs of one attention layer, MLP or site."""
 
 from typing import Any
 
@@ -17,7 +17,7 @@ def plan(config: Harvest) -> dict[str, Any]:
     layer = resolve_layer(config.layer, model.n_layers)
     return {
         "model": config.model,
-        "sites": f"attn_in.{layer}, attn_out.{layer}",
+        "sites": ", ".join(f"{site}.{layer}" for site in config.sites()),
         "text": f"{config.text} ({config.split})",
         "tokens, at most": config.tokens,
         "on disk, at most": size(config.tokens * (2 * model.d_model * BYTES[config.store_dtype] + 8)),
@@ -32,7 +32,8 @@ def run(config: Harvest) -> None:
     blocks = token_blocks(
         model, config.text, split=config.split, n_tokens=config.tokens, context=config.context, at_most=True
     )
-    source = LiveActivations(model, blocks, layer)
+    source = LiveActivations(model, blocks, layer, sites=config.sites())
     store = write_store(config.directory(layer), source, batch_blocks=config.batch_blocks, dtype=config.store_dtype)
     say(f"store: {store.path}, {len(store):,} blocks of {store.context} tokens")
-    say(f"next: clearhead train lorsa --model {config.model} --layer {layer} --store {store.path}")
+    trains = {"attention": "lorsa", "mlp": "transcoder"}.get(config.site, f"sae --site {config.site}")
+    say(f"next: clearhead train {trains} --model {config.model} --layer {layer} --store {store.path}")

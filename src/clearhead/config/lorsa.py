@@ -7,7 +7,7 @@ from typing import ClassVar, Literal
 
 from tyro.conf import Positional
 
-from clearhead.config.dictionaries import TrainDictionary
+from clearhead.config.dictionaries import SAE_SITES, TrainDictionary
 from clearhead.config.verb import Dtype, OfModel, Split, Verb, resolve_layer
 
 Activation = Literal["topk", "batchtopk", "jumprelu", "relu", "signed-topk"]
@@ -40,10 +40,12 @@ class OfRun(Verb):
 
 @dataclass(frozen=True, kw_only=True)
 class Harvest(OfModel):
-    """Store the inputs and outputs of one attention layer, once, for many trainings."""
+    """Store the inputs and outputs of one attention layer (or MLP, or site), once, for many trainings."""
 
     verb: ClassVar[str] = "harvest"
 
+    site: str = "attention"
+    """What to store: attention (for a Lorsa), mlp (for a transcoder), or a site such as resid_post (for an SAE)."""
     split: Split = "train"
     """Part of the text to read."""
     tokens: int = 400_000
@@ -59,10 +61,18 @@ class Harvest(OfModel):
         """Counts are positive."""
         super().validate()
         self._positive("tokens", "batch-blocks")
+        known = ("attention", "mlp", *SAE_SITES)
+        self._refuse(self.site not in known, "site", f"give one of {', '.join(known)}, and --layer apart")
+
+    def sites(self) -> tuple[str, str]:
+        """The sites of input and output, without their layer."""
+        pairs = {"attention": ("attn_in", "attn_out"), "mlp": ("mlp_in", "mlp_out")}
+        return pairs.get(self.site, (self.site, self.site))
 
     def directory(self, layer: int) -> Path:
         """The store's directory, for the layer's index from 0."""
-        return self.out or Path("stores") / f"{Path(self.model).name}-{layer}-{Path(self.text).stem}"
+        part = "" if self.site == "attention" else f"-{self.site}"
+        return self.out or Path("stores") / f"{Path(self.model).name}{part}-{layer}-{Path(self.text).stem}"
 
 
 @dataclass(frozen=True, kw_only=True)
