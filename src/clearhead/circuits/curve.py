@@ -24,7 +24,7 @@ from jaxtyping import Bool, Float64, Int64
 from torch import Tensor
 
 from clearhead.circuits import statistics
-from clearhead.circuits.level import Level, Method
+from clearhead.circuits.level import METHODS, Level, Method
 from clearhead.circuits.metrics import METRICS, Metric
 from clearhead.circuits.nodes import select_rows
 from clearhead.circuits.protocol import Policy
@@ -165,7 +165,7 @@ class Curve:
 
 def score(
     level: Level,
-    method: Method | str,
+    method: str,
     ranked_on: Sequence[TaskBatch],
     evaluated_on: Sequence[TaskBatch],
     *,
@@ -174,7 +174,7 @@ def score(
     """Scores by a method of rank.py or `random`, averaged over the prompts of `ranked_on`.
 
     A level whose components differ between prompts is scored on the evaluated prompts themselves.
-    Raises `NonFiniteError` for scores that are not finite.
+    Raises `UnknownNameError` for another method, `NonFiniteError` for scores that are not finite.
     """
     if method == "random":
         generator = torch.Generator().manual_seed(seed)
@@ -184,10 +184,13 @@ def score(
             for row in range(rows)
         ]
         return Scores(method, tuple(drawn if level.per_prompt else drawn * len(evaluated_on)))
+    known: Method | None = {name: name for name in METHODS}.get(method)
+    if known is None:
+        raise UnknownNameError("ranking", method, (*METHODS, "random"))
     if level.per_prompt:
-        found = level.scores(method, evaluated_on)
+        found = level.scores(known, evaluated_on)
     else:
-        mean = torch.cat(level.scores(method, ranked_on)).mean(0, keepdim=True)
+        mean = torch.cat(level.scores(known, ranked_on)).mean(0, keepdim=True)
         found = [mean] * len(evaluated_on)
     for scores, rows in zip(found, evaluated_on, strict=True):
         if not bool(scores.isfinite().all()):
@@ -336,4 +339,4 @@ def _tied(key: Float64[Tensor, "_ n"], order: Int64[Tensor, "_ n"], count: int) 
 
 def _named(level: Level, rows: TaskBatch, chosen: Int64[Tensor, " k"]) -> tuple[str, ...]:
     names = level.names(rows)
-    return tuple(names[index] for index in chosen.tolist())
+    return tuple(str(names[index]) for index in chosen.tolist())

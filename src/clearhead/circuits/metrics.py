@@ -16,7 +16,7 @@ import torch
 from jaxtyping import Float, Float64
 from torch import Tensor
 
-from clearhead.data.tasks import TaskBatch, logit_difference
+from clearhead.data.tasks import TaskBatch
 from clearhead.errors import ClearheadError, NonFiniteError
 
 Metric = Literal["logit_difference", "probability_difference", "kl", "accuracy"]
@@ -38,16 +38,13 @@ def measure_logits(
     if not bool(logits.isfinite().all()):
         bad = sorted({rows.items[row] for row in (~logits.isfinite()).any(-1).any(0).nonzero()[:, 0].tolist()})
         raise NonFiniteError(f"logits at the last token of items {bad}")
-    wide = logits.double()
-    log_p, log_full = wide.log_softmax(-1), full.double().log_softmax(-1)
-    p = log_p.exp()
-    right, wrong, best, best_wrong = [], [], [], []
-    for row, (answers, others) in enumerate(zip(rows.answers, rows.wrong_answers, strict=True)):
-        right.append(p[:, row, answers].sum(-1))
-        wrong.append(p[:, row, others].sum(-1))
-        best.append(wide[:, row, answers].amax(-1))
-        best_wrong.append(wide[:, row, others].amax(-1))
-    difference = torch.stack([logit_difference(one, rows) for one in wide])
+    wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    log_p, log_full = wide.log_softmax(-1), full.to(wide.dtype).log_softmax(-1)
     kl = -(log_full.exp() * (log_full - log_p)).sum(-1)
-    accuracy = (torch.stack(best, -1) > torch.stack(best_wrong, -1)).double()
-    return torch.stack([difference, torch.stack(right, -1) - torch.stack(wrong, -1), kl, accuracy], dim=-1)
+    columns = []
+    for row, (answers, others) in enumerate(zip(rows.answers, rows.wrong_answers, strict=True)):
+        right, wrong = (wide[:, row, ids].double() for ids in (answers, others))
+        p_right, p_wrong = (log_p[:, row, ids].double().exp().sum(-1) for ids in (answers, others))
+        accurate = (right.amax(-1) > wrong.amax(-1)).double()
+        columns.append([right.mean(-1) - wrong.mean(-1), p_right - p_wrong, kl[:, row].double(), accurate])
+    return torch.stack([torch.stack(column, dim=-1) for column in columns], dim=1)

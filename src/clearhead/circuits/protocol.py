@@ -52,6 +52,9 @@ class Protocol:
         """Name → value as a reader is shown them, item lists as counts."""
         counted = ("ranked_on", "evaluated_on", "wrong", "dropped")
         plain = {name: value for name, value in asdict(self).items() if name not in ("notes", "refused")}
-        shown = {name.replace("_", " "): len(value) if name in counted else value for name, value in plain.items()}
-        refused = {f"refused: {reason}": number for reason, number in self.refused.items()}
-        return shown | refused | {f"note {number}": note for number, note in enumerate(self.notes, 1)}
+        shown: dict[str, object] = {
+            name.replace("_", " "): len(value) if name in counted else value for name, value in plain.items()
+        }
+        shown.update({f"refused: {reason}": number for reason, number in self.refused.items()})
+        shown.update({f"note {number}": note for number, note in enumerate(self.notes, 1)})
+        return shown

@@ -78,7 +78,7 @@ def _norm_rule(norm: Norm) -> Callable[..., Tensor]:
 
 
 def _activations(model: Model) -> list[tuple[nn.Module, bool]]:
-    """Each layer's activation module, and whether its output multiplies another stream (seen in a run of a few tokens)."""
+    """Each layer's activation module, and whether its output multiplies another stream (seen in a run)."""
     found: list[nn.Module] = []
     handles: list[RemovableHandle] = []
     outputs: dict[nn.Module, Tensor] = {}

@@ -11,7 +11,7 @@ from typing import Any, get_args
 
 from clearhead.circuits.ablation import Ablation
 from clearhead.circuits.attention_edges import AttentionEdges, EdgeAblation
-from clearhead.circuits.components import NODE_KINDS
+from clearhead.circuits.components import NODE_KINDS, NodeKind
 from clearhead.circuits.graph_edges import GraphEdges
 from clearhead.circuits.level import Level
 from clearhead.circuits.node_level import NodeLevel
@@ -86,7 +86,7 @@ def run(config: CircuitCurve) -> None:
 
 def open_level(model: Model, name: str, ablation: Ablation, reference: Sequence[TaskBatch], seed: int) -> Level:
     """The level called `name`. Raises `UnknownNameError` for an ablation that it does not have."""
-    kind = next((kind for kind in NODE_KINDS if kind == name), None)
+    kind: NodeKind | None = {kind: kind for kind in NODE_KINDS}.get(name)
     if kind is not None:
         return NodeLevel.open(model, kind, ablation, reference=reference, seed=seed)
     if name == "graph-edges":

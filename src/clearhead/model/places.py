@@ -136,7 +136,9 @@ class Places:
 
     @contextmanager
     def unembedding_at(self, recorder: Recorder, positions: Int[Tensor, " p"]) -> Iterator[None]:
-        """Lets the unembedding see only these positions."""
+        """Lets the unembedding see only these positions. Raises `ClearheadError` for a model without one."""
+        if self.unembedding is None:
+            raise ClearheadError(f"positions: this {self.family.name} model has no unembedding; leave out positions")
         handle = _hook_input(self.unembedding, recorder, lambda x: x[:, positions])
         try:
             yield
