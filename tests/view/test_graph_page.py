@@ -126,19 +126,27 @@ def test_an_attention_table_lists_pairs_marginals_and_modes(visit, graph):
 
 
 def test_pins_make_a_group_that_can_be_saved_and_loaded(visit, graph, tmp_path):
+    target = graph.place("logit.500@8")
+    into = np.flatnonzero(graph.target == target)
+    heaviest = int(into[np.argmax(np.abs(graph.weight[into]))])
+    mine = [0, int(graph.source[heaviest])]
     visit.go(graph.units[0].id, "#pin")
     visit.wait(f"document.querySelector('.details h2 code').textContent === '{graph.units[0].id}'")
     visit.tab.keyboard.press("p")
-    visit.tab.locator(".mark[data-place='20']").dispatch_event("click", {"ctrlKey": True})
+    visit.tab.locator(f".mark[data-place='{mine[1]}']").dispatch_event("click", {"ctrlKey": True})
     assert visit.tab.locator(".mark.pinned").count() == 2
     visit.tab.locator("#group-name").fill("<i>mine")
     visit.tab.locator("#make-group").click()
     visit.tab.wait_for_selector(".group-title h2:text-is('<i>mine')")
+    sent = graph.weight[np.isin(graph.source, mine) & (graph.target == target)].sum()
+    line = visit.tab.locator(".details .weights tr").filter(has_text="logit.500@8").locator("b").last
+    said = float(line.text_content().replace("\u2212", "-"))
+    assert sent != 0 and said == pytest.approx(sent, rel=0.01)
     with visit.tab.expect_download() as saved:
         visit.tab.locator("#save-groups").click()
     saved.value.save_as(tmp_path / "supernodes.json")
     kept = json.loads((tmp_path / "supernodes.json").read_text())
-    assert kept["supernodes"][-1] == {"name": "<i>mine", "units": [graph.units[0].id, graph.units[20].id]}
+    assert kept["supernodes"][-1] == {"name": "<i>mine", "units": [graph.units[0].id, graph.units[mine[1]].id]}
     assert len(kept["supernodes"]) == len(graph.supernodes) + 1
     visit.tab.locator("#dissolve").click()
     visit.wait("document.querySelectorAll('.group-chip').length === 2")

@@ -61,7 +61,10 @@ HELP: dict[str, str] = {
         "Named groups of units, saved with the graph. Pin units, name the group, download: the file holds the groups "
         "in the form of the graph's own folder, and this page loads it again."
     ),
-    "between": "Sum of the edges from the units of one group to those of another, with their signs.",
+    "between": (
+        "Sum of the edges from the units of one group to those of another, or to a target, with their signs. Direct "
+        "edges only: what goes through units outside both is not counted."
+    ),
     "sides": (
         "Two graphs laid over each other. Filled units are in both, hollow ones in one alone: a ring of the first "
         "colour for the first graph, of the second for the second. Edges are drawn by their weight in the first minus "

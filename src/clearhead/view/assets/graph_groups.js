@@ -98,13 +98,11 @@ function renameGroup(group, field) {
 function showGroup(group) {
   const members = membersOf(group);
   const absent = groups[group].units.length - members.length;
-  const sums = [];
-  groups.forEach((other, place) => {
-    if (place === group) return;
-    const theirs = new Set(membersOf(place));
-    const sum = (numbers, end) => members.reduce((total, unit) => total + numbers[unit].filter((edge) => theirs.has(end[edge])).reduce((part, edge) => part + edges.weight[edge], 0), 0);
-    sums.push([other.name, sum(into, edges.source), sum(outOf, edges.target)]);
-  });
+  const others = groups.map((other, place) => [other.name, membersOf(place), place]).filter(([, , place]) => place !== group);
+  // targets outside groups stand for themselves: what a group does to the answer is the first question
+  const alone = units.id.map((_, place) => place).filter((place) => isTarget(place) && groupOf(place) === null && !members.includes(place));
+  const sum = (numbers, end, theirs) => members.reduce((total, unit) => total + numbers[unit].filter((edge) => theirs.has(end[edge])).reduce((part, edge) => part + edges.weight[edge], 0), 0);
+  const sums = [...others.map(([name, theirs]) => [name, new Set(theirs)]), ...alone.map((place) => [unitLink(units.id[place]), new Set([place])])].map(([name, theirs]) => [name, sum(into, edges.source, theirs), sum(outOf, edges.target, theirs)]);
   const largest = Math.max(...sums.flatMap(([, a, b]) => [Math.abs(a), Math.abs(b)]), 0);
   const rename = el("input", { type: "text", "aria-label": "Name of this group", value: groups[group].name, maxlength: 80, onchange: () => renameGroup(group, rename) });
   const dissolve = el("button", { type: "button", class: "plain", id: "dissolve", onclick: () => { groups.splice(group, 1); fillGroups(); drawGraph(); location.hash = "summary"; } }, "Dissolve");
@@ -112,6 +110,6 @@ function showGroup(group) {
   return [
     el("div", { class: "title group-title" }, el("h2", {}, groups[group].name), rename, pinAll, dissolve),
     panel("Members", help("supernodes", "groups"), el("ul", { class: "members" }, ...members.map((place) => el("li", {}, unitLink(units.id[place])))), absent ? el("p", { class: "hint" }, `${plural(absent, "unit")} of this group not in this graph.`) : nothing()),
-    panel("To and from other groups", help("between", "sums between groups"), longTable([["group", "", "unit-cell"], ["from it", "", "bar-cell"], ["to it", "", "bar-cell"]], sums.map(([name, a, b]) => [name, signedBar(a, largest), signedBar(b, largest)]), "", "There is no other group.")),
+    panel("To and from other groups and the output", help("between", "sums between groups"), longTable([["group", "", "unit-cell"], ["from it", "", "bar-cell"], ["to it", "", "bar-cell"]], sums.map(([name, a, b]) => [name, signedBar(a, largest), signedBar(b, largest)]), "", "There is nothing else.")),
   ];
 }
