@@ -119,6 +119,8 @@ def test_bad_requests_are_refused():
         steer(prompt, {}, LOGITS)
     with pytest.raises(NonFiniteError, match="factor of .* is nan"):
         steer(prompt, {unit: math.nan}, LOGITS)
+    with pytest.raises(NonFiniteError, match="grow without bound"):
+        steer(opened("llama", "none"), {opened("llama", "none").sources.units[2]: 1e200}, LOGITS, "attention")
     graph = Graph([unit], [], [], [], Provenance("tiny", "edges"))
     with pytest.raises(NonFiniteError, match="is inf"):
         predict(graph, {unit: math.inf})

@@ -9,7 +9,8 @@ The measurement runs the model again with those vectors added, and holds as much
 
     everything    patterns, norm scales and the outputs of MLPs: what comes after the units is clamped. All that is left
                   is linear, and the measured effect is the prediction, to rounding
-    attention     patterns and norm scales; MLPs compute anew, and with them all features downstream
+    attention     patterns and norm scales; MLPs compute anew, and with them all features downstream. Meant for small
+                  changes: without its norms nothing keeps a large one from growing from layer to layer
     nothing       everything computes anew
 
 Between the prediction and the second lies what goes through MLPs (features downstream answer), between the second and
@@ -104,7 +105,10 @@ def steer(
     after = _forward(opened, turned, held)
     measured = _read(opened, reads, after, held) - _read(opened, reads, before, held)
     if not bool(measured.isfinite().all()):
-        raise NonFiniteError("the model's answer to this change is not finite; take factors nearer to 1")
+        raise NonFiniteError(
+            "the model's answer to this change is not finite: with norm scales held, MLPs that answer to one another "
+            "can grow without bound. Take factors nearer to 1, or hold nothing"
+        )
     return Effect(reads.targets, held, reads.value, reads.edges(opened) @ turned, measured)
 
 
