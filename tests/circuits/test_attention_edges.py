@@ -1,9 +1,11 @@
 """Scores of attention edges against gradients, differences and single patches; planted edges; counts."""
 
+import dataclasses
+
 import pytest
 import torch
 
-from clearhead.circuits.attention_edges import AttentionEdges, describe_edges
+from clearhead.circuits.attention_edges import AttentionEdges, describe_circuits, describe_edges
 from clearhead.circuits.curve import score, trace_curve
 from clearhead.circuits.metrics import METRICS
 from clearhead.data.tasks import logit_difference
@@ -147,6 +149,8 @@ def test_planted_edges_are_found(method):
     (counts, *_) = describe_edges(level, rows, keep.expand(2, -1))
     assert (counts.edges, counts.heads, counts.pairs_per_head, counts.bos) == (2, 2, 1.0, 1)
     assert (counts.open_edges, counts.open_bos) == (168, 48)
+    means = describe_circuits(level, [rows, rows], [scores, scores], 2)
+    assert means == {name: float(number) for name, number in dataclasses.asdict(counts).items()}
 
 
 @pytest.mark.parametrize("corrupt", ["match", "answer"])

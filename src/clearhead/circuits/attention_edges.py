@@ -17,6 +17,7 @@ circuit and are no components. In any case `describe_edges` counts them apart.
 Not here: the forward with replaced edges (edge_patching.py), rankings and curves (curve.py).
 """
 
+import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, get_args
@@ -319,3 +320,16 @@ def describe_edges(level: AttentionEdges, rows: TaskBatch, keep: Bool[Tensor, "b
         bos, open_bos = (int((some & (places.key == 0)).sum()) for some in (row, possible))
         found.append(EdgeCounts(edges, used, edges / max(1, used), bos, int(possible.sum()), open_bos))
     return found
+
+
+def describe_circuits(
+    level: AttentionEdges, batches: Sequence[TaskBatch], keys: Sequence[Float64[Tensor, "b n"]], count: int
+) -> dict[str, float]:
+    """Means over prompts of `EdgeCounts` for the circuits of the `count` edges with the largest keys."""
+    found: list[EdgeCounts] = []
+    for rows, key in zip(batches, keys, strict=True):
+        order = key.argsort(dim=1, descending=True, stable=True)[:, :count]
+        keep = torch.zeros(key.shape, dtype=torch.bool).scatter_(1, order, value=True)
+        found += describe_edges(level, rows, keep.expand(len(rows.items), -1))
+    numbers = [dataclasses.asdict(one) for one in found]
+    return {name: sum(one[name] for one in numbers) / len(numbers) for name in numbers[0]}
