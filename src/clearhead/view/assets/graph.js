@@ -45,7 +45,7 @@ function openNamed(name) {
   if (place !== undefined) show(() => showUnit(place), { place });
   else if (from !== undefined && to !== undefined) show(() => showFound(from, to), { ends: [from, to] });
   else if (index.attention[table] !== undefined) show(() => showAttention(table), { lit: namesIn(table) });
-  else if (group !== undefined) show(() => showGroup(groups.indexOf(group)), { lit: group.units });
+  else if (group !== undefined) show(() => showGroup(groups.indexOf(group)), { lit: group.units, edgesLit: true });
   else return false;
   return true;
 }
@@ -62,7 +62,7 @@ function showSummary() {
 }
 
 /** Put the drawing on the page where it is not, then what was chosen beside it. */
-async function show(make, { place = null, ends = null, lit = [] } = {}) {
+async function show(make, { place = null, ends = null, lit = [], edgesLit = false } = {}) {
   turn += 1;
   const mine = turn;
   layOut();
@@ -70,6 +70,7 @@ async function show(make, { place = null, ends = null, lit = [] } = {}) {
   await ready;
   const before_ = [sight.chosen, chosenEdge];
   sight.chosen = place;
+  sight.edgesLit = edgesLit;
   sight.lit = new Set((await lit).map((name) => placeOf.get(name)).filter((each) => each !== undefined));
   chosenEdge = ends === null ? null : outOf[ends[0]].find((candidate) => edges.target[candidate] === ends[1]) ?? null;
   if (!plan || mustMove(before_)) drawGraph();

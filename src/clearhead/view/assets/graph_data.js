@@ -49,7 +49,7 @@ function measureOf(values, whole) {
 }
 
 /** What the sliders and the legend let through, what is fastened, what is chosen, and what goes with what is chosen. */
-const sight = { rank: 1, weight: 1, by: "weight", hidden: new Set(), pinned: new Set(), chosen: null, lit: new Set() };
+const sight = { rank: 1, weight: 1, by: "weight", hidden: new Set(), pinned: new Set(), chosen: null, lit: new Set(), edgesLit: false };
 let chosenEdge = null;
 
 /** Settings at which the graph can be read: the usual number of units, the usual number of edges between them. */

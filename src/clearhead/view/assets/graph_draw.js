@@ -127,7 +127,7 @@ function drawEdges() {
 function paintOver() {
   const { chosen } = sight;
   const places = [chosen, pointed].filter((place) => place !== null);
-  const within = (edge) => sight.lit.has(edges.source[edge]) && sight.lit.has(edges.target[edge]);
+  const within = (edge) => sight.edgesLit && (sight.lit.has(edges.source[edge]) || sight.lit.has(edges.target[edge]));
   const strong = seen.shownEdges.filter((edge) => edge === chosenEdge || places.includes(edges.source[edge]) || places.includes(edges.target[edge]) || within(edge));
   if (chosenEdge !== null && !strong.includes(chosenEdge)) strong.push(chosenEdge);
   paint(over, strong, false);

@@ -35,7 +35,7 @@ function arrange(shown, available) {
     inColumn.get(units.row[place]).push(place);
   });
   const step = (row) => (row !== "target" ? SPACING : staggered ? LABELLED / 2 : LABELLED);
-  const margin = (row) => (row === "target" ? 24 : 6);
+  const margin = (row) => (row === "target" ? 40 : 6);
   const wanted = (column) => Math.max(NARROWEST, ...[...cells.get(column)].map(([row, places]) => places.length * step(row) + margin(row)));
   const positions = [...new Set([...index.tokens.keys(), ...cells.keys()])].sort((a, b) => a - b);
   const columns = [];
