@@ -102,6 +102,9 @@ def test_jumprelu_gradients_by_their_formulas():
     torch.testing.assert_close(dz, dy * (z > theta))
     near = (z - theta).abs() < width / 2
     torch.testing.assert_close(dlog, -(dy * near).sum(0) * theta * theta / width)
+    wide, log_wide = torch.autograd.grad(jumprelu(z, log_threshold, width, through_all=True), (z, log_threshold), dy)
+    torch.testing.assert_close(wide, dy * ((z > theta) + near * theta / width))
+    torch.testing.assert_close(log_wide, dlog)
     gate = active(z, log_threshold, width)
     torch.testing.assert_close(gate, (z > theta).float())
     dz, dlog = torch.autograd.grad(gate, (z, log_threshold), dy)

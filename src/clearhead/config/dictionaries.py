@@ -171,7 +171,7 @@ class TrainSae(TrainFeatures):
 
 @dataclass(frozen=True, kw_only=True)
 class TrainClt(TrainFeatures):
-    """Train a cross-layer transcoder: features of every layer that write to its MLP's output and to those above."""
+    """Train a cross-layer transcoder: features of every layer that write to all MLP outputs above it."""
 
     verb: ClassVar[str] = "train clt"
 

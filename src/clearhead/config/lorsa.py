@@ -137,7 +137,7 @@ class TrainLorsa(TrainDictionary):
 
 @dataclass(frozen=True, kw_only=True)
 class Evaluate(OfRun):
-    """Measure a dictionary (FVU, L0, loss with its site replaced) or a sparse model (edges) on held-out text."""
+    """Measure a dictionary (FVU, L0, loss through it) or a sparse model (edges) on held-out text."""
 
     verb: ClassVar[str] = "evaluate"
 
