@@ -35,6 +35,7 @@ from clearhead.config.spectral_features import Shrinkage, SpectralFeatures
 from clearhead.config.spectral_run import Basis, OfTexts, SpectralRun, SpectralSweep
 from clearhead.config.spectral_toy import SpectralToy
 from clearhead.config.spectral_trace import SpectralTrace
+from clearhead.config.steer import Steer
 from clearhead.config.task import DescribeTask
 from clearhead.config.trace import Replace, TracePrompt
 from clearhead.config.verb import SCHEMA, Dtype, OfModel, Split, Verb, resolve_layer
@@ -63,6 +64,7 @@ VERBS: dict[str, type[Verb]] = {
         SpectralTrace,
         DescribeTask,
         TracePrompt,
+        Steer,
         Replace,
         CircuitCurve,
         GraphDiff,
@@ -116,6 +118,7 @@ __all__ = [
     "SpectralToy",
     "SpectralTrace",
     "Split",
+    "Steer",
     "TracePrompt",
     "Tracker",
     "TrainClt",
