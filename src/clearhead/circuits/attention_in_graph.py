@@ -1,7 +1,8 @@
 """What a pruned graph says about attention: which heads carry its edges, and why the most important look where they do.
 
-    loadings   every edge over the heads that are the last on the way from source to target; with what passes no head
-               they add up to the edge (loadings.py, "last"). Stored: the fewest per edge that hold 0.9
+    loadings   the `LOADED` edges with most influence, each over the heads that are the last on the way from source to
+               target; with what passes no head they add up to the edge (loadings.py, "last"). Stored: the fewest heads
+               per edge that hold 0.9
     tables     attention scores over pairs of units (qk.py), against the mean of all visible keys, since softmax sees
                differences alone:
                of the attention edges (layer, head, query, key) that carry most, summed over the `EDGES` edges of the
@@ -21,11 +22,12 @@ from numpy.typing import NDArray
 
 from clearhead.circuits.loadings import split_edge, split_edges
 from clearhead.circuits.prune import Pruned
-from clearhead.circuits.qk import ScoreSplit, explain_edge, explain_lorsa
+from clearhead.circuits.qk import ScoreSplit, ask_edge, ask_lorsa, explain
 from clearhead.circuits.readers import Reads, read_units
 from clearhead.spectral.signals import Firing
 from clearhead.units import Loadings
 
+LOADED = 2000
 EDGES = 24
 SHARE = 0.9
 TARGETS = 64
@@ -41,15 +43,14 @@ class CarryingEdge:
 
 
 def load_heads(pruned: Pruned, share: float = SHARE) -> Loadings:
-    """Every edge of the graph over the heads that carry it, the fewest per edge that hold `share`."""
+    """The most important edges over the heads that carry them, the fewest per edge that hold `share`."""
     opened, entries = pruned.traced.opened, pruned.entries
+    top = np.sort(np.argsort(-pruned.carried, kind="stable")[:LOADED])
     parts: list[Loadings] = []
-    for reads, nodes in _targets(pruned):
+    for reads, nodes in _targets(pruned, entries.target[top]):
         row = np.full(len(pruned.traced.rows.units), -1)
         row[nodes] = np.arange(len(nodes))
-        edges = np.flatnonzero(row[entries.target] >= 0)
-        if not len(edges):
-            continue
+        edges = top[row[entries.target[top]] >= 0]
         device = reads.vector.device
         source, target = (
             torch.as_tensor(places[edges], device=device) for places in (entries.source, row[entries.target])
@@ -90,18 +91,19 @@ def explain_attention(pruned: Pruned, count: int) -> list[ScoreSplit]:
     """
     opened, rows = pruned.traced.opened, pruned.traced.rows
     edges = [edge.firing for edge in carrying_edges(pruned, count)] if count else []
-    splits = [explain_edge(opened, firing, "mean") for firing in edges if firing.query > 0]
+    asked = [ask_edge(opened, firing, "mean") for firing in edges if firing.query > 0]
     influence = pruned.traced.influence()
     order = pruned.nodes[np.argsort(-influence[pruned.nodes], kind="stable")]
     heads = [rows.units[node] for node in order if rows.units[node].kind == "lorsa"]
     again = [unit for unit in heads if unit.position][:count]
-    return [*splits, *(explain_lorsa(opened, unit, "mean") for unit in again)]
+    asked += [ask_lorsa(opened, unit, "mean") for unit in again]
+    return explain(opened, asked) if asked else []
 
 
-def _targets(pruned: Pruned, only: NDArray[np.int64] | None = None) -> Iterator[tuple[Reads, list[int]]]:
-    """What the graph's targets read, some at a time, and their nodes."""
+def _targets(pruned: Pruned, only: NDArray[np.int64]) -> Iterator[tuple[Reads, list[int]]]:
+    """What these targets read, some at a time, and their nodes."""
     rows, opened = pruned.traced.rows, pruned.traced.opened
-    wanted = np.unique(pruned.entries.target if only is None else only)
+    wanted = np.unique(only)
     starts = wanted[wanted >= rows.n_sources]
     if len(starts):
         yield pruned.traced.start.reads, list(range(rows.n_sources, len(rows.units)))
