@@ -65,6 +65,7 @@ class Clt(nn.Module):
     """
 
     KIND: ClassVar[str] = "clt"
+    threshold: Tensor
 
     def __init__(self, config: CltConfig, provenance: dict[str, Any] | None = None):
         super().__init__()

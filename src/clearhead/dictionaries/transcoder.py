@@ -80,6 +80,8 @@ class Transcoder(nn.Module):
     """
 
     KIND: ClassVar[str] = "transcoder"
+    threshold: Tensor
+    W_skip: nn.Parameter | None
 
     def __init__(self, config: TranscoderConfig, provenance: dict[str, Any] | None = None):
         super().__init__()
