@@ -12,7 +12,7 @@ from clearhead.data.tasks import TaskBatch, logit_difference
 from clearhead.errors import ClearheadError, NonFiniteError, UnknownNameError
 from clearhead.model import Model
 from clearhead.model.gates import install
-from tests.circuits.planted import planted_model, planted_rows
+from tests.circuits.planted import CIRCUIT, planted_model, planted_rows
 from tests.model.tiny_configs import VOCABULARY, build
 
 
@@ -127,6 +127,18 @@ def test_what_makes_no_circuit_is_refused():
         Components.of(model, "head")  # pyright: ignore[reportArgumentType]
     with pytest.raises(ClearheadError, match=r"no values for mlp_out.0"):
         Nodes(model, nodes.components, Replacement(model, ["z.0", "z.1", "mlp_out.1"], "zero"))
+
+
+def test_a_circuit_is_given_by_names():
+    model, rows = planted_model(), planted_rows()
+    nodes = open_nodes(model, "heads")
+    planted, half = (nodes.evaluate(nodes.components.circuit(names), rows)[0, :, 0] for names in (CIRCUIT, CIRCUIT[:1]))
+    assert float(planted.min()) > 9
+    assert float(half.max()) < -9
+    with pytest.raises(ClearheadError, match="the circuit is empty"):
+        nodes.components.circuit([])
+    with pytest.raises(UnknownNameError, match="component of level heads 'mlp.0'"):
+        nodes.components.circuit(["mlp.0"])
 
 
 def test_logits_that_are_not_finite_are_named():

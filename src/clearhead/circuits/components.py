@@ -7,14 +7,15 @@ is one component and its keys and values, which others use too, are none), an ML
 Not here: attention edges and graph edges, which have files of their own; patches of any site (patch.py).
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal, Self
 
 import torch
-from jaxtyping import Int64
+from jaxtyping import Bool, Int64
 from torch import Tensor
 
-from clearhead.errors import UnknownNameError
+from clearhead.errors import ClearheadError, UnknownNameError
 from clearhead.model.access import Model
 from clearhead.units.unit import Unit
 
@@ -92,3 +93,15 @@ class Components:
         if name not in self.names:
             raise UnknownNameError(f"component of level {self.name}", name, self.names)
         return self.names.index(name)
+
+    def circuit(self, names: Iterable[str]) -> Bool[Tensor, "1 1 n"]:
+        """The mask of a circuit given by names, as `Nodes.evaluate` takes it: one circuit, the same for all prompts.
+
+        Raises `UnknownNameError` for a name that is no component, `ClearheadError` for a circuit without any.
+        """
+        places = [self.index(name) for name in names]
+        if not places:
+            raise ClearheadError("the circuit is empty: name at least one component, as in ['head.5.2']")
+        keep = torch.zeros(1, 1, len(self), dtype=torch.bool)
+        keep[0, 0, places] = True
+        return keep
