@@ -44,6 +44,9 @@ def test_without_influence_units_are_ranked_by_the_weight_before_them():
     ranked = build_graph_payload(small(values={"influence": [0.9, np.nan, 0.4, 1.2]}), Limits())
     assert ranked.index["units"]["rank"] == [0.9, 1.0, 0.4, 1.0] and ranked.index["ranked"] == "influence"
     assert ranked.index["values"]["influence"] == [0.9, None, 0.4, 1.2]
+    difference = small(values={"influence": [0.9, -0.1, 0.4, 0.0], "error_share": [0.0, 0.0, -0.5, 0.5]})
+    of_both = build_graph_payload(difference, Limits()).index
+    assert of_both["ranked"] == "weight_rank" and of_both["units"]["errors"] == [0, 0, 0.3333, 0.2]
 
 
 def test_rows_go_from_the_embedding_to_the_targets_with_attention_below_the_mlp():

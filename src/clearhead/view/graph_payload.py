@@ -17,7 +17,7 @@ from clearhead.units.annotations import AttentionTable
 from clearhead.units.graph import Graph
 from clearhead.units.unit import Unit
 from clearhead.view.graph_compare import Comparison
-from clearhead.view.graph_ranks import edge_sums, unit_ranks
+from clearhead.view.graph_ranks import edge_sums, shares_of, unit_ranks
 from clearhead.view.graph_words import LOADINGS
 from clearhead.view.packing import Vocabulary, brief, divide, pack
 from clearhead.view.visible import visible
@@ -61,17 +61,18 @@ def build_graph_payload(graph: Graph, limits: Limits, compared: Comparison | Non
             for name, weights in zip(("first", "second"), compared.weights, strict=True)
         }
     sums = edge_sums(graph)
-    if compared is None and "error_share" in graph.values:
+    told = shares_of(graph, "error_share") if compared is None else None
+    if told is not None:
         # the graph's own knows edges that were pruned
-        told = graph.values["error_share"]
         sums["errors"] = np.where(np.isnan(told), sums["errors"], told)
     ranks = unit_ranks(graph) if compared is None else compared.ranks
+    by_influence = "influence" in graph.values if compared is not None else shares_of(graph, "influence") is not None
     index = {
         "tokens": [vocabulary.place(token) for token in graph.tokens],
         "units": unit_columns(graph, ranks, sums, vocabulary),
         "values": {visible(name): [_known(value) for value in array.tolist()] for name, array in graph.values.items()},
         "sides": None if compared is None else {"names": list(map(visible, compared.names)), "of": compared.side},
-        "ranked": "influence" if "influence" in graph.values else "weight_rank",
+        "ranked": "influence" if by_influence else "weight_rank",
         "rows": row_names(graph),
         "edges": {"held": len(order), "all": len(graph), "carried": _share(graph, order)},
         "loadings": None

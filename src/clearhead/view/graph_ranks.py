@@ -27,14 +27,21 @@ def edge_sums(graph: Graph) -> dict[str, NDArray[np.float64]]:
     }
 
 
+def shares_of(graph: Graph, name: str) -> NDArray[np.float64] | None:
+    """Named values that are shares; None without them, and in a difference of graphs, where some are negative."""
+    values = graph.values.get(name)
+    return None if values is None or (values < 0).any() else values
+
+
 def unit_ranks(graph: Graph) -> NDArray[np.float64]:
     """The graph's cumulative influence, else the share of Σ|weight| of edges that more important units have.
 
     In [0, 1], small is important.
     """
-    if "influence" in graph.values:
+    influence = shares_of(graph, "influence")
+    if influence is not None:
         # a unit without influence is as unimportant as can be
-        return np.clip(np.nan_to_num(graph.values["influence"], nan=1.0), 0.0, 1.0)
+        return np.clip(np.nan_to_num(influence, nan=1.0), 0.0, 1.0)
     sums = edge_sums(graph)
     weights = sums["in"] + sums["out"]
     order = np.argsort(-weights, kind="stable")
