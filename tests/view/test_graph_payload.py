@@ -116,6 +116,8 @@ def test_a_graph_without_units_is_refused_and_one_without_edges_is_drawn(tmp_pat
     with pytest.raises(ClearheadError, match="no units"):
         write_graph_page(nothing, tmp_path / "g.html")
     none = np.zeros(0, dtype=np.int64)
-    alone = Graph([Unit("head", 0, 1)], none, none, none, Provenance("m", "p"), loadings=Loadings(*[none] * 4, "one"))
+    alone = Graph(
+        [Unit("head", 0, 1)], none, none, none, Provenance("m", "p"), loadings=Loadings(none, none, none, none, "one")
+    )
     payload = build_graph_payload(alone, Limits())
     assert payload.index["loadings"] is None and payload.index["edges"] == {"held": 0, "all": 0, "carried": 1.0}
