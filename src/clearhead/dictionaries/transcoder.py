@@ -81,7 +81,6 @@ class Transcoder(nn.Module):
 
     KIND: ClassVar[str] = "transcoder"
     threshold: Tensor
-    W_skip: nn.Parameter | None
 
     def __init__(self, config: TranscoderConfig, provenance: dict[str, Any] | None = None):
         super().__init__()
@@ -93,7 +92,8 @@ class Transcoder(nn.Module):
         self.b_enc = nn.Parameter(torch.zeros(n))
         self.W_dec = nn.Parameter(torch.zeros(n, config.d_out))
         self.b_dec = nn.Parameter(torch.zeros(config.d_out))
-        self.register_parameter("W_skip", nn.Parameter(torch.zeros(config.d_in, config.d_out)) if config.skip else None)
+        skip = nn.Parameter(torch.zeros(config.d_in, config.d_out)) if config.skip else None
+        self.W_skip: nn.Parameter | None = skip
         if config.activation == "jumprelu":
             self.log_threshold = nn.Parameter(torch.full((n,), -2.0))
         if config.activation == "batchtopk":
@@ -186,7 +186,7 @@ class Transcoder(nn.Module):
         self.b_enc /= output_scale
         self.b_dec /= output_scale
         if self.W_skip is not None:
-            self.W_skip *= input_scale / output_scale
+            self.W_skip.mul_(input_scale / output_scale)
         if self.config.activation == "jumprelu":
             self.log_threshold -= torch.log(torch.tensor(output_scale))
         if self.config.activation == "batchtopk":
