@@ -10,7 +10,7 @@ random tokens: what they say changes no time.
 
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import torch
 from jaxtyping import Float
@@ -126,7 +126,7 @@ def plain_effects(model: Model, rows: TaskBatch) -> Float[Tensor, " n"]:
     return torch.cat(found).double()
 
 
-def take_turns(work: dict[str, Callable[[], object]], repeats: int) -> dict[str, list[tuple[float, float]]]:
+def take_turns(work: Mapping[str, Callable[[], object]], repeats: int) -> dict[str, list[tuple[float, float]]]:
     """CPU and wall seconds of each piece of work, `repeats` times in turn."""
     spent: dict[str, list[tuple[float, float]]] = {name: [] for name in work}
     for _ in range(repeats):

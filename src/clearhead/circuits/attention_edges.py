@@ -90,7 +90,9 @@ class AttentionEdges:
             raise ClearheadError("ablation 'positional_mean' takes its values from a reference: give prompts of a task")
         if gates == "frozen" and model.gates is None:
             raise ClearheadError(f"{model.name} has no edge gates to freeze; use gates='recomputed'")
-        self.model, self.ablation, self.gates, self.freeze_bos = model, ablation, gates, freeze_bos
+        self.model, self.freeze_bos = model, freeze_bos
+        self.ablation: EdgeAblation = ablation
+        self.gates: Gating = gates
         self.reference = tuple(reference)
         self._opened: _Opened | None = None
         self._places: dict[int, Places] = {}
