@@ -184,7 +184,8 @@ def score(
             for row in range(rows)
         ]
         return Scores(method, tuple(drawn if level.per_prompt else drawn * len(evaluated_on)))
-    known: Method | None = {name: name for name in METHODS}.get(method)
+    by_name: dict[str, Method] = {name: name for name in METHODS}
+    known = by_name.get(method)
     if known is None:
         raise UnknownNameError("ranking", method, (*METHODS, "random"))
     if level.per_prompt:

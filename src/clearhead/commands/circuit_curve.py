@@ -86,9 +86,9 @@ def run(config: CircuitCurve) -> None:
 
 def open_level(model: Model, name: str, ablation: Ablation, reference: Sequence[TaskBatch], seed: int) -> Level:
     """The level called `name`. Raises `UnknownNameError` for an ablation that it does not have."""
-    kind: NodeKind | None = {kind: kind for kind in NODE_KINDS}.get(name)
-    if kind is not None:
-        return NodeLevel.open(model, kind, ablation, reference=reference, seed=seed)
+    kinds: dict[str, NodeKind] = {kind: kind for kind in NODE_KINDS}
+    if name in kinds:
+        return NodeLevel.open(model, kinds[name], ablation, reference=reference, seed=seed)
     if name == "graph-edges":
         return GraphEdges(model, ablation, reference=reference, seed=seed)
     of_edges = next((one for one in get_args(EdgeAblation) if one == ablation), None)
