@@ -27,7 +27,7 @@ from clearhead.circuits.readers import Reads, read_units
 from clearhead.spectral.signals import Firing
 from clearhead.units import Loadings
 
-LOADED = 2000
+LOADED = 1000
 EDGES = 24
 SHARE = 0.9
 TARGETS = 64

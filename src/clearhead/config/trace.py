@@ -36,8 +36,8 @@ class TracePrompt(Verb):
     """Share of all influence that the units of the graph hold."""
     edge_share: float = 0.98
     """Share of the influence between them that its edges hold."""
-    tables: int = 8
-    """Attention scores explained by pairs of units, those that carry most; 0 for none."""
+    tables: int = 4
+    """Attention edges, and Lorsa heads, whose scores are explained by pairs of units; 0 for none."""
     slug: str | None = None
     """Name of the graph in Neuronpedia's format. Derived: from the prompt."""
     dtype: Dtype = "float32"
