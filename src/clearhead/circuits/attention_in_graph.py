@@ -60,8 +60,10 @@ def load_heads(pruned: Pruned, share: float = SHARE) -> Loadings:
         parts.append(split.loadings(torch.as_tensor(edges), share))
     if not parts:
         return Loadings([], [], [], [], "last paths")
-    columns = [np.concatenate([part.arrays()[name] for part in parts]) for name in ("edge", "layer", "head", "weight")]
-    return Loadings(*columns, parts[0].kind)
+    edge, layer, head, weight = (
+        np.concatenate([part.arrays()[name] for part in parts]) for name in ("edge", "layer", "head", "weight")
+    )
+    return Loadings(edge, layer, head, weight, parts[0].kind)
 
 
 def carrying_edges(pruned: Pruned, count: int) -> list[CarryingEdge]:

@@ -44,7 +44,7 @@ class _Block(NamedTuple):
     """Its first entry."""
     position: int
     stop: int
-    count: int
+    each: int
 
 
 @dataclass(frozen=True, eq=False)
@@ -75,7 +75,7 @@ class Sources:
         start = 0
         for (depth, position), count in zip(places.T.tolist(), counts.tolist(), strict=True):
             there = blocks.setdefault(depth, [])
-            if there and there[-1].count == count and there[-1].stop == position:
+            if there and there[-1].each == count and there[-1].stop == position:
                 there[-1] = there[-1]._replace(stop=position + 1)
             else:
                 there.append(_Block(start, position, position + 1, count))
@@ -89,8 +89,8 @@ class Sources:
             if total is None:
                 total = gradient.new_zeros(len(gradient), len(self.units))
             for block in self._blocks.get(depth, ()):
-                entries = slice(block.start, block.start + (block.stop - block.position) * block.count)
-                written = self.write[entries].unflatten(0, (-1, block.count))
+                entries = slice(block.start, block.start + (block.stop - block.position) * block.each)
+                written = self.write[entries].unflatten(0, (-1, block.each))
                 met = gradient[:, block.position : block.stop].transpose(0, 1) @ written.mT
                 total.index_add_(1, self.unit[entries], met.permute(1, 0, 2).flatten(1))
         if total is None:
