@@ -41,7 +41,7 @@ def curve_dict(method, policy, size, seed, *, prompts=12, overshoot=0.0):
         threshold=0.9,
         counts=COUNTS,
         items=tuple(range(40, 40 + prompts)),
-        templates=tuple("ABC</script>"[i % 3 : i % 3 + 9 : 3] for i in range(prompts)),
+        templates=tuple(("</script><b>", "B", "C")[i % 3] for i in range(prompts)),
         values=values.double(),
         first=next(c for c, f in zip(COUNTS, shape, strict=True) if f >= 0.9),
         stable=next(c for c, f in zip(COUNTS, shape, strict=True) if f >= 0.9),
