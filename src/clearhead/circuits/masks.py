@@ -64,7 +64,7 @@ def learn_masks(
             mask = (s * (HIGH - LOW) + LOW).clamp(0, 1).to(nodes.model.device, nodes.model.dtype)
             logits = nodes.run_masked(mask, torch.arange(b, device=mask.device), opened, grad=True)
             over = ((alpha - shift).sigmoid().sum() - budget) / n
-            loss = divergence(logits, opened.full) + multiplier * over + PENALTY * over.square()
+            loss = divergence(logits, opened.full.logits) + multiplier * over + PENALTY * over.square()
             if not bool(loss.isfinite()):
                 raise NonFiniteError(f"loss of the learned masks at step {step}")
             optimiser.zero_grad()

@@ -13,8 +13,10 @@ gradients and learned masks (rank.py, masks.py) are operations on that one mask.
 Not here: the values of a (ablation.py), rankings and curves (rank.py, curve.py).
 """
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Bool, Float, Float64, Int64
@@ -34,6 +36,15 @@ WORTH_A_FORWARD = 128
 """With fewer tokens than this, rows join those that begin at a lower layer."""
 
 
+class Shared(NamedTuple):
+    """One run that circuits begin from."""
+
+    logits: Float[Tensor, "b v"]
+    """At the last token."""
+    streams: tuple[Float[Tensor, "b t d"], ...]
+    """What each layer receives."""
+
+
 @dataclass(frozen=True, eq=False)
 class Opened:
     """Some prompts with all that circuits on them share."""
@@ -41,13 +52,14 @@ class Opened:
     rows: TaskBatch
     values: dict[str, Tensor]
     """Site → what dropped components are overwritten with."""
-    full: Float[Tensor, "b v"]
-    """Logits of the whole model at the last token."""
-    full_streams: tuple[Float[Tensor, "b t d"], ...]
-    """What each layer receives in the whole model."""
-    empty: Float[Tensor, "b v"]
-    """Logits without any component."""
-    empty_streams: tuple[Float[Tensor, "b t d"], ...]
+    full: Shared
+    """The whole model."""
+    run_empty: Callable[[], Shared] = field(repr=False)
+
+    @cached_property
+    def empty(self) -> Shared:
+        """The model without any component; run when first asked for, since effects of single ones never ask."""
+        return self.run_empty()
 
 
 class Nodes:
@@ -65,21 +77,16 @@ class Nodes:
         """The prompts run once with all components and once with none; kept for the next call with the same items."""
         key = (tuple(rows.items), rows.clean.numpy().tobytes())
         if key not in self._opened:
-            streams = [f"resid_pre.{layer}" for layer in range(self.model.n_layers)]
             values = self.replacement.values(rows)
-            whole = self.model.run(rows.clean, read=[*streams, "logits"], positions=[-1])
             nothing = torch.zeros(len(rows.items), len(self.components), dtype=torch.bool, device=self.model.device)
             edits = self._edits(nothing, values, torch.arange(len(rows.items), device=self.model.device), 0)
-            empty = self.model.run(rows.clean, read=[*streams, "logits"], positions=[-1], edit=edits)
-            self._opened[key] = Opened(
-                rows,
-                values,
-                whole.logits[:, 0],
-                tuple(whole[site] for site in streams),
-                empty.logits[:, 0],
-                tuple(empty[site] for site in streams),
-            )
+            self._opened[key] = Opened(rows, values, self._run_shared(rows, {}), lambda: self._run_shared(rows, edits))
         return self._opened[key]
+
+    def _run_shared(self, rows: TaskBatch, edits: dict[str, Edit]) -> Shared:
+        streams = [f"resid_pre.{layer}" for layer in range(self.model.n_layers)]
+        run = self.model.run(rows.clean, read=[*streams, "logits"], positions=[-1], edit=edits)
+        return Shared(run.logits[:, 0], tuple(run[site] for site in streams))
 
     def evaluate(self, keep: Bool[Tensor, "r b n"], rows: TaskBatch) -> Float64[Tensor, "r b m"]:
         """Every metric of r circuits on each prompt of `rows`; an axis b of length 1 serves all prompts.
@@ -100,7 +107,7 @@ class Nodes:
         flat = found.view(-1, len(METRICS))
         for chosen, logits in self._run_all(masks, prompt, opened):
             some = prompt[chosen]
-            measured = measure_logits(logits[None], select_rows(rows, some.tolist()), opened.full[some])
+            measured = measure_logits(logits[None], select_rows(rows, some.tolist()), opened.full.logits[some])
             flat[chosen.cpu()] = measured[0].cpu()
         return found
 
@@ -147,18 +154,20 @@ class Nodes:
         layers = self.model.n_layers
         dropped = torch.where(masks, layers, self._layers).amin(1)
         kept = torch.where(masks, self._layers, layers).amin(1)
-        for rows, logits in ((dropped == layers, opened.full), (kept == layers, opened.empty)):
+        for rows, whole in ((dropped == layers, True), (kept == layers, False)):
             if bool(rows.any()):
                 chosen = rows.nonzero()[:, 0]
-                yield chosen, logits[prompt[chosen]]
+                yield chosen, (opened.full if whole else opened.empty).logits[prompt[chosen]]
         start = torch.maximum(dropped, kept)
         left = ((dropped < layers) & (kept < layers)).nonzero()[:, 0]
         length = opened.rows.clean.shape[1]
         for chosen in _groups(left[start[left].argsort(descending=True, stable=True)], start, length):
             begin = int(start[chosen].amin())
-            clean = (dropped[chosen] >= kept[chosen])[:, None, None]
+            clean = dropped[chosen] >= kept[chosen]
             some = prompt[chosen]
-            streams = torch.where(clean, opened.full_streams[begin][some], opened.empty_streams[begin][some])
+            streams = opened.full.streams[begin][some]
+            if not bool(clean.all()):
+                streams = torch.where(clean[:, None, None], streams, opened.empty.streams[begin][some])
             yield chosen, self.run_masked(masks[chosen], some, opened, begin=begin, streams=streams)
 
 

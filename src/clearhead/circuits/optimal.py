@@ -52,7 +52,7 @@ def learn_constants(
                 replace(opened, values=values),
                 grad=True,
             )
-            loss = divergence(logits, opened.full)
+            loss = divergence(logits, opened.full.logits)
             if not bool(loss.isfinite()):
                 raise NonFiniteError(f"loss of the optimal constants at step {step}")
             optimiser.zero_grad()
