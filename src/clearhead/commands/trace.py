@@ -28,7 +28,7 @@ from clearhead.model.access import Model
 from clearhead.runs import RunDirectory
 from clearhead.spectral.tracing import Target
 from clearhead.spectral.writes import Parts
-from clearhead.units import Graph, Unit
+from clearhead.units import AttentionTable, Graph, Unit
 from clearhead.units.bundle import save_graph
 
 SHOWN, HEADS, PAIRS = 12, 3, 3
@@ -183,10 +183,9 @@ class _Report:
         if loadings is not None and len(loadings):
             heads = list(loadings.by_head().items())[:SHOWN]
             show({f"{layer}.{head}": size for (layer, head), size in heads}, "heads by Σ|loading|:")
-        for split in scores:
+        for split, table in zip(scores, self.graph.attention, strict=True):
             way = f"{self.graph.tokens[split.query]!r} → {self.graph.tokens[split.key]!r}"
-            above = f"{split.score:.3f} above the mean key; {split.count_pairs():,} pairs hold 0.9"
-            show(self.pairs(split), f"{split.unit.id}, {way}: {above}")
+            show(self.pairs(table), f"{split.unit.id}, {way}: {split.score:.3f} above the mean key")
         show(summary["cpu_seconds"], "CPU seconds:")
 
     def edges(self) -> dict[str, str]:
@@ -201,10 +200,9 @@ class _Report:
             )
         return rows
 
-    def pairs(self, split: ScoreSplit) -> dict[str, float]:
+    def pairs(self, table: AttentionTable) -> dict[str, float]:
         """The pairs with the largest share of a score."""
-        names = [unit.id for unit in split.units]
-        return {f"{self.named(names[i])} × {self.named(names[j])}": weight for i, j, weight in split.pairs(PAIRS)}
+        return {f"{self.named(i)} × {self.named(j)}": weight for i, j, weight in table.pairs[:PAIRS]}
 
     def named(self, name: str) -> str:
         """A unit with its token: the predicted one for logits, for others the one that they stand at."""
