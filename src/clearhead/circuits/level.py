@@ -2,7 +2,8 @@
 
 A level says how many components a prompt has and what they are called, scores them, and measures circuits: sets of
 components that are kept (compute normally from whatever reaches them) while all others are overwritten. curve.py,
-statistics.py and the command `circuit curve` work with any object of this form; patch.py has heads and MLPs.
+statistics.py and the command `circuit curve` work with any object of this form: node_level.py has heads and MLPs,
+attention_edges.py and graph_edges.py have their edges.
 
 Not here: how scores become rankings and circuits (curve.py).
 """

@@ -7,7 +7,7 @@
 
 For all four larger is better, so that one formula of faithfulness serves them (statistics.py).
 
-Not here: what was kept and what was overwritten to get the logits (patch.py).
+Not here: what was kept and what was overwritten to get the logits (nodes.py, edge_patching.py, patch.py).
 """
 
 from typing import Literal

@@ -21,6 +21,7 @@ from clearhead.circuits.influence import READABLE, TOKEN, Scores, score, spread
 from clearhead.circuits.trace import Traced
 from clearhead.errors import ClearheadError
 from clearhead.units import AttentionTable, Graph, Loadings, Provenance
+from clearhead.units.algebra import carriers
 
 UNITS_SHARE = 0.8
 EDGES_SHARE = 0.98
@@ -133,14 +134,9 @@ def _score(traced: Traced, entries: Entries, shares: NDArray[np.float64]) -> Sco
 
 
 def _largest(sizes: NDArray[np.float64], share: float) -> NDArray[np.bool_]:
-    """The fewest that hold `share` of the sum; what is 0 never."""
-    if share == 1:
-        return sizes > 0
-    order = np.argsort(-sizes, kind="stable")
-    before = np.concatenate([[0.0], np.cumsum(sizes[order])[:-1]]) if len(order) else sizes
     kept = np.zeros(len(sizes), dtype=bool)
-    kept[order] = before < share * sizes.sum() * (1 - 1e-12)
-    return kept & (sizes > 0)
+    kept[carriers(sizes, share)] = True
+    return kept
 
 
 def _cumulative(sizes: NDArray[np.float64]) -> NDArray[np.float64]:

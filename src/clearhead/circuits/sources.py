@@ -33,9 +33,6 @@ from clearhead.model.norms import Norm
 from clearhead.spectral.writes import Parts, Stream
 from clearhead.units import Unit
 
-UNREAD = ("embedding", "error", "attn_error", "mlp", "bias")
-"""Kinds of sources that read nothing themselves: a graph ends at them."""
-
 
 class _Block(NamedTuple):
     """Entries of one depth at successive positions, equally many at each."""

@@ -29,6 +29,7 @@ from clearhead.runs import RunDirectory
 from clearhead.spectral.tracing import Target
 from clearhead.spectral.writes import Parts
 from clearhead.units import AttentionTable, Graph, Unit
+from clearhead.units.algebra import carriers
 from clearhead.units.bundle import save_graph
 
 SHOWN, HEADS, PAIRS = 12, 3, 3
@@ -159,9 +160,8 @@ def _summary(
 
 def _heads_needed(graph: Graph) -> int:
     """The fewest heads that hold 0.9 of Σ|loading| over all edges."""
-    sizes = [] if graph.loadings is None else list(graph.loadings.by_head().values())
-    before = np.cumsum([0.0, *sizes])[:-1]
-    return int((before < 0.9 * sum(sizes)).sum())
+    sizes = {} if graph.loadings is None else graph.loadings.by_head()
+    return len(carriers(np.array(list(sizes.values())), 0.9))
 
 
 class _Report:

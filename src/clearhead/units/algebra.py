@@ -87,12 +87,16 @@ def shifted(unit: Unit, by: int) -> Unit:
 
 
 def carriers(weight: NDArray[np.float64], share: float) -> NDArray[np.int64]:
-    """Places (ascending) of the fewest entries that carry `share` of Σ|weight|; of equal ones the first."""
+    """Places (ascending) of the fewest entries that carry `share` of Σ|weight|, with 1 all that are not 0.
+
+    Of equal ones the first are taken.
+    """
     size = np.abs(weight)
     order = np.argsort(-size, kind="stable")
     before = np.concatenate([[0.0], np.cumsum(size[order])[:-1]]) if len(order) else size
     # an entry counts while those heavier than it fall short of the share; zeros carry nothing
-    return np.sort(order[(before < share * size.sum() * (1 - 1e-12)) & (size[order] > 0)])
+    short = (before < share * size.sum() * (1 - 1e-12)) | (share == 1)
+    return np.sort(order[short & (size[order] > 0)])
 
 
 def end_shifts(graphs: Sequence["Graph"]) -> list[int]:
