@@ -75,3 +75,12 @@ def test_a_learned_mask_keeps_the_planted_heads_and_its_budget():
     assert float(kept.sum()) == pytest.approx(2, abs=0.7)
     with pytest.raises(ClearheadError, match="budget: expected 1 to 8 components, got 9"):
         learn_masks(level.nodes, [planted_rows(4)], budget=9, quiet=True)
+
+
+def test_what_belongs_to_pairs_of_positions_has_no_mean_over_them_and_scores_no_zero():
+    model, rows = planted_model(), planted_rows(3)
+    with pytest.raises(ClearheadError, match=r"pattern\.0 belongs to pairs of positions"):
+        Replacement(model, ["z.0", "pattern.0"], "mean", reference=[rows])
+    with pytest.raises(ClearheadError, match="would open keys that the mask hides"):
+        Replacement(model, ["scores.1"], "zero")
+    assert not Replacement(model, ["pattern.0"], "zero").values(rows)["pattern.0"].any()

@@ -204,3 +204,19 @@ def test_bad_input_is_refused():
         AttentionEdges(model).evaluate(torch.ones(1, 1, 3, dtype=torch.bool), ROWS)
     with pytest.raises(ClearheadError, match="at least 1 step"):
         AttentionEdges(model).attribution(ROWS, steps=0)
+
+
+def test_edges_that_are_no_components_stay_whole_on_the_path_of_integrated_gradients():
+    level = level_of("gpt2", freeze_bos=True)
+    n = level.count(ROWS)
+    ends = level.evaluate(torch.stack([torch.zeros(1, n).bool(), torch.ones(1, n).bool()]), ROWS)[..., 0]
+    summed = level.attribution(ROWS, steps=30).sum(1)
+    torch.testing.assert_close(summed, ends[1] - ends[0], rtol=0, atol=0.01)
+
+
+def test_the_same_items_with_another_corruption_are_other_prompts():
+    level, other = level_of("gpt2"), ROWS._replace(corrupt=ROWS.corrupt.roll(1, 0))
+    none = torch.zeros(1, 1, level.count(ROWS), dtype=torch.bool)
+    before, after = level.evaluate(none, ROWS), level.evaluate(none, other)
+    assert not torch.equal(before, after)
+    torch.testing.assert_close(after, level_of("gpt2").evaluate(none, other), rtol=0, atol=0)

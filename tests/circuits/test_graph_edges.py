@@ -118,3 +118,11 @@ def test_numbers_that_are_not_finite_are_refused():
     break_embedding(model, int(ROWS.clean[0, 0]))
     with pytest.raises(NonFiniteError, match="residual stream of gpt2 at layer 0"):
         GraphEdges(model).attribution(ROWS)
+
+
+def test_the_same_items_with_other_answers_are_other_prompts():
+    level, other = GraphEdges(double_model("gpt2")), ROWS._replace(answers=ROWS.answers[::-1])
+    none = torch.zeros(1, 1, level.count(ROWS), dtype=torch.bool)
+    before, after = level.evaluate(none, ROWS), level.evaluate(none, other)
+    assert not torch.equal(before, after)
+    torch.testing.assert_close(after, GraphEdges(level.model).evaluate(none, other), rtol=0, atol=0)

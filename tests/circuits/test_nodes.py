@@ -147,3 +147,12 @@ def test_logits_that_are_not_finite_are_named():
         model.hf.lm_head.weight[4] = float("nan")
     with pytest.raises(NonFiniteError, match=r"items \[0, 1, 2, 3\]"):
         open_nodes(model).evaluate(torch.ones(1, 1, 10, dtype=torch.bool), rows)
+
+
+def test_the_same_items_with_another_corruption_are_other_prompts():
+    model, rows = tiny("gpt2"), random_rows()
+    nodes, other = open_nodes(model), rows._replace(corrupt=rows.corrupt.roll(1, 0))
+    none = torch.zeros(1, 1, len(nodes.components), dtype=torch.bool)
+    before, after = nodes.evaluate(none, rows), nodes.evaluate(none, other)
+    assert not torch.equal(before, after)
+    torch.testing.assert_close(after, open_nodes(model).evaluate(none, other), rtol=0, atol=0)

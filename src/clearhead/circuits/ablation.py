@@ -21,6 +21,7 @@ from torch import Tensor
 from clearhead.data.tasks import TaskBatch
 from clearhead.errors import ClearheadError, UnknownNameError
 from clearhead.model.access import Model
+from clearhead.model.sites import SOFTMAX_SITES
 from clearhead.ops.hash_rng import mix
 
 Ablation = Literal["corrupt", "zero", "mean", "positional_mean", "resample", "optimal"]
@@ -35,7 +36,8 @@ class Replacement:
     """The values of one ablation at some sites, for any batch of prompts.
 
     constants: for `optimal`, site → the learned values. Raises `UnknownNameError` for an ablation that does not exist,
-    `ClearheadError` where a reference is needed and there is none.
+    `ClearheadError` where a reference is needed and there is none, for a mean of patterns or scores over positions
+    (each belongs to a pair of them) and for scores of zero (which would open keys behind the query).
     """
 
     def __init__(
@@ -54,6 +56,16 @@ class Replacement:
             raise ClearheadError(f"ablation {ablation!r} takes its values from a reference: give prompts of the task")
         if (constants is None) == (ablation == "optimal"):
             raise ClearheadError("ablation 'optimal', and no other, takes learned constants: see learn_constants")
+        pairs = [site for site in sites if site.partition(".")[0] in SOFTMAX_SITES]
+        if pairs and ablation == "mean":
+            raise ClearheadError(
+                f"{pairs[0]} belongs to pairs of positions and has no mean over them: use 'positional_mean'"
+            )
+        scores = [site for site in pairs if not site.startswith("pattern.")]
+        if scores and ablation == "zero":
+            raise ClearheadError(
+                f"{scores[0]} set to zero would open keys that the mask hides: patch the pattern, or use 'corrupt'"
+            )
         self.model, self.sites, self.ablation, self.seed = model, list(sites), ablation, seed
         self.reference = list(reference)
         self._constants = dict(constants or {})

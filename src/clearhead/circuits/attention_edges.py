@@ -29,7 +29,7 @@ from torch import Tensor
 from clearhead.circuits.edge_patching import EdgePatching, Gating, open_edges, open_patching, project
 from clearhead.circuits.level import Method
 from clearhead.circuits.metrics import METRICS, measure_logits
-from clearhead.circuits.nodes import BATCH_TOKENS, select_rows
+from clearhead.circuits.nodes import BATCH_TOKENS, identify, select_rows
 from clearhead.circuits.rank import IG_STEPS
 from clearhead.data.tasks import TaskBatch, logit_difference
 from clearhead.errors import ClearheadError, NonFiniteError, UnknownNameError
@@ -181,9 +181,14 @@ class AttentionEdges:
     def _mask_gradient(
         self, patching: EdgePatching, rows: TaskBatch, share: float | None
     ) -> Float[Tensor, "b l h q k"]:
-        """∂M/∂m of every edge's mask where all of them are `share`; None is 1, the clean run."""
+        """∂M/∂m of every edge's mask where all components are `share`; None is 1, the clean run."""
         layers = patching.layers
-        keep = None if share is None else torch.full((1, len(layers), 1, 1, 1), share, device=self.model.device)
+        keep = None
+        if share is not None:
+            device, length = self.model.device, rows.clean.shape[1]
+            keep = torch.full((1, len(layers), 1, 1, length), share, dtype=self.model.dtype, device=device)
+            if self.freeze_bos:
+                keep[..., 0] = 1.0
         run = patching.run(keep, read=[*(f"z.{layer}" for layer in layers), "logits"], grad=True)
         logits = run.logits[:, 0]
         total = logit_difference(logits.float() if logits.dtype.itemsize < 4 else logits, rows).sum()
@@ -259,7 +264,7 @@ class AttentionEdges:
     def _open(self, rows: TaskBatch) -> _Opened:
         """What circuits on these prompts share; kept until other prompts come."""
         last = self._opened
-        if last is None or last.rows.items != rows.items or not torch.equal(last.rows.clean, rows.clean):
+        if last is None or identify(last.rows) != identify(rows):
             patching = self._patching(rows)
             streams = [f"resid_pre.{layer}" for layer in range(self.model.n_layers)]
             run = patching.run(None, read=[*streams, "logits"])

@@ -21,7 +21,7 @@ from clearhead.circuits.graph_patching import MaskedGraph
 from clearhead.circuits.graph_scores import score_edges
 from clearhead.circuits.level import Method
 from clearhead.circuits.metrics import METRICS, measure_logits
-from clearhead.circuits.nodes import BATCH_TOKENS, select_rows
+from clearhead.circuits.nodes import BATCH_TOKENS, identify, select_rows
 from clearhead.circuits.rank import IG_STEPS
 from clearhead.data.tasks import TaskBatch
 from clearhead.errors import ClearheadError, NonFiniteError, UnknownNameError
@@ -193,7 +193,7 @@ class GraphEdges:
         Raises `ClearheadError` where heads and MLPs are not all that writes into the stream.
         """
         last = self._opened
-        if last is None or last.rows.items != rows.items or not torch.equal(last.rows.clean, rows.clean):
+        if last is None or identify(last.rows) != identify(rows):
             clean = rows.clean.to(self.model.device)
             read = [*self.parts.read(), f"resid_post.{self.model.n_layers - 1}", "logits"]
             run = self.model.run(clean, read=read, positions=[-1])

@@ -71,11 +71,11 @@ class Nodes:
             raise ClearheadError(f"the replacement has no values for {missing[0]}; make it with components.sites")
         self.model, self.components, self.replacement = model, components, replacement
         self._layers = components.layers().to(model.device)
-        self._opened: dict[tuple[tuple[int, ...], bytes], Opened] = {}
+        self._opened: dict[tuple[object, ...], Opened] = {}
 
     def open(self, rows: TaskBatch) -> Opened:
-        """The prompts run once with all components and once with none; kept for the next call with the same items."""
-        key = (tuple(rows.items), rows.clean.numpy().tobytes())
+        """The prompts run once with all components and once with none; kept for the next call with the same rows."""
+        key = identify(rows)
         if key not in self._opened:
             values = self.replacement.values(rows)
             nothing = torch.zeros(len(rows.items), len(self.components), dtype=torch.bool, device=self.model.device)
@@ -192,6 +192,12 @@ def _groups(ordered: Tensor, start: Tensor, length: int) -> Iterator[Tensor]:
         group.append(row)
     if group:
         yield torch.tensor(group, device=ordered.device)
+
+
+def identify(rows: TaskBatch) -> tuple[object, ...]:
+    """What tells prompts with their answers from others: items alone do not, a task may have other corruptions."""
+    tokens = (rows.clean.cpu().numpy().tobytes(), rows.corrupt.cpu().numpy().tobytes())
+    return (tuple(rows.items), *tokens, str(rows.answers), str(rows.wrong_answers))
 
 
 def select_rows(rows: TaskBatch, indices: Sequence[int]) -> TaskBatch:
