@@ -91,3 +91,12 @@ def test_tasks_that_a_model_cannot_do_are_refused():
         run_study([planted_model()], [planted_task(12, wrong=tuple(range(11)))])
     with pytest.raises(ClearheadError, match="by less than 0.5 on 12 of 12 prompts, which leaves none"):
         run_study([planted_model()], [planted_task(12, weak=tuple(range(12)))])
+
+
+def test_a_prompt_that_comes_twice_is_in_one_half():
+    task = planted_task(12)  # items 8 to 11 are 0 to 3 again
+    split = split_items([planted_model()], [task])
+    assert sorted(split.ranked + split.evaluated) == list(range(12))
+    ranked, evaluated = ({tuple(task.tokens[item].clean) for item in half} for half in split[:2])
+    assert not ranked & evaluated
+    assert len(ranked) == len(evaluated) == 4

@@ -31,7 +31,7 @@ def planted(monkeypatch: pytest.MonkeyPatch) -> None:
 
     behaviour = planted_task(12, wrong=(4,))
     monkeypatch.setattr(Model, "load", load)
-    monkeypatch.setattr(circuit_curve, "task", lambda *_: behaviour)
+    monkeypatch.setattr(circuit_curve, "open_task", lambda *_: behaviour)
     monkeypatch.setattr(Task, "of_items", lambda *_: behaviour)
 
 
@@ -89,7 +89,7 @@ def test_other_rankings_levels_and_ablations_run(tmp_path: Path, monkeypatch: py
 def test_a_task_that_is_not_done_is_an_error_and_not_a_number(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
-    monkeypatch.setattr(circuit_curve, "task", lambda *_: planted_task(12, wrong=tuple(range(12))))
+    monkeypatch.setattr(circuit_curve, "open_task", lambda *_: planted_task(12, wrong=tuple(range(12))))
     assert run("--model", "one", "--out", str(tmp_path)) == 2
     assert "0 of 12 prompts of the task 'planted' are answered right" in capsys.readouterr().err
     assert not (tmp_path / "summary.json").exists()
@@ -112,7 +112,16 @@ def test_the_plan_needs_no_weights_and_bad_options_are_refused(capsys: pytest.Ca
     for options, message in (
         (["--prompts", "1"], "at least 2"),
         (["--threshold", "0"], "above 0"),
+        (["--threshold", "90"], "at most 1"),
         (["--task", "mine.jsonl", "--prompts", "4"], "all prompts of the file are used"),
+        (["--task", "theirs.csv", "--prompts", "4"], "all prompts of the file are used"),
+        (["--task", "capitols", "--dry-run"], "did you mean 'capitals'"),
+        (["--level", "graph-edges", "--rank", "mask"], "graph-edges have exact, atp, ig and random"),
+        (["--level", "graph-edges", "--ablation", "optimal"], "no learned constants"),
+        (["--level", "attention-edges", "--ablation", "mean"], "attention-edges have corrupt, zero and"),
+        (["--keep-sinks"], "--level attention-edges"),
+        (["--gates", "frozen"], "--level attention-edges"),
+        (["--compare-exact"], "the ranking is exact"),
     ):
         assert cli.main(["circuit", "curve", *options]) == 2
         assert message in capsys.readouterr().err
@@ -122,3 +131,27 @@ def test_a_task_file_that_does_not_exist_is_named(tmp_path: Path):
     config = CircuitCurve(model="clearhead-tiny", task=str(tmp_path / "no.jsonl"), out=tmp_path / "run")
     with pytest.raises(ClearheadError, match=r"there is no task file .*no.jsonl"):
         circuit_curve.run(config)
+
+
+@pytest.mark.usefixtures("planted")
+def test_edges_have_counts_agreement_and_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    monkeypatch.setattr(circuit_curve, "write_curve_page", lambda out, _runs: out)
+    monkeypatch.setattr(circuit_curve, "open_task", lambda *_: planted_task(4))
+    shared = ("--model", "one", "--policy", "signed", "--controls", "0", "--compare-exact")
+    assert run(*shared, "--level", "attention-edges", "--keep-sinks", "--out", str(tmp_path / "a")) == 0
+    printed = capsys.readouterr().out
+    assert "edges to the first token belong to every circuit" in printed
+    assert "one: the signed circuit of a prompt, on average:" in printed
+    summary = json.loads((tmp_path / "a/summary.json").read_text())["runs"][0]
+    assert summary["edge_counts"]["signed"]["edges"] == summary["curves"][0]["stable"] == 1
+    assert summary["edge_counts"]["signed"]["bos"] == 0
+    assert summary["agreement_with_exact"]["spearman"] <= 1
+
+    assert run(*shared, "--level", "graph-edges", "--out", str(tmp_path / "g")) == 0
+    assert "exact effects against the scores of the ranking" in capsys.readouterr().out
+    summary = json.loads((tmp_path / "g/summary.json").read_text())["runs"][0]
+    edges = json.loads((tmp_path / "g/eap-1.json").read_text())["edges"]
+    assert {name for name, edge in edges.items() if edge["in_graph"]} == set(summary["curves"][0]["circuit"])
+    assert {name: edge["score"] for name, edge in edges.items()} == summary["scores"]["atp"]

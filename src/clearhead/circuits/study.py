@@ -67,6 +67,10 @@ class Studied:
     scores: Scores
     names: tuple[str, ...]
     """Unit ids in the order of the scores; of the first evaluated prompt where prompts have their own."""
+    level: Level
+    scored: tuple[TaskBatch, ...]
+    """The prompts that components were ranked on."""
+    evaluated: tuple[TaskBatch, ...]
     seconds: Mapping[str, float]
     """CPU time by what it was spent on."""
 
@@ -79,6 +83,8 @@ class Studied:
 def split_items(models: Sequence[Model], tasks: Sequence[Task]) -> Split:
     """Halves of the items that every model can take and gets right; templates are spread over both.
 
+    Items with the same clean prompt go into the same half: a generator may make one twice.
+
     Raises `ClearheadError` where fewer than two such items are left.
     """
     usable = set.intersection(*(set(task.tokens) for task in tasks))
@@ -86,14 +92,18 @@ def split_items(models: Sequence[Model], tasks: Sequence[Task]) -> Split:
     wrong = {item for one in measured for item in one.wrong} & usable
     items = tasks[0].items
     right = sorted(usable - wrong, key=lambda item: (items[item].template, item))
+    same: dict[tuple[int, ...], list[int]] = {}
+    for item in right:
+        same.setdefault(tuple(tasks[0].tokens[item].clean), []).append(item)
     accuracy = [one.accuracy for one in measured]
-    if len(right) < 2:
+    if len(same) < 2:
         shares = ", ".join(f"{model.name} {share:.0%}" for model, share in zip(models, accuracy, strict=True))
         raise ClearheadError(
             f"{len(right)} of {len(usable)} prompts of the task {tasks[0].name!r} are answered right (accuracy:"
-            f" {shares}), and at least 2 are needed: use a task that the model does, or more prompts"
+            f" {shares}), and at least 2 different ones are needed: use a task that the model does, or more prompts"
         )
-    return Split(sorted(right[::2]), sorted(right[1::2]), sorted(wrong), accuracy)
+    ranked, evaluated = (sorted(sum(list(same.values())[half::2], [])) for half in (0, 1))
+    return Split(ranked, evaluated, sorted(wrong), accuracy)
 
 
 def study(models: Sequence[Model], tasks: Sequence[Task], open_level: Opener, settings: Settings) -> list[Studied]:
@@ -172,11 +182,21 @@ def _study_one(
         evaluated_on=tuple(split.evaluated),
         wrong=tuple(split.wrong),
         dropped=tuple(dropped),
-        refused=dict(Counter(task.refused.values())),
+        refused=dict(Counter(task.refused.values()) + Counter(task.left_out)),
         seed=settings.seed,
         notes=(*level.notes, "prompts that the model gets wrong are left out and counted"),
     )
-    return Studied(protocol, accuracy, tuple(curves), scores, tuple(level.names(evaluated[0])), seconds)
+    return Studied(
+        protocol=protocol,
+        accuracy=accuracy,
+        curves=tuple(curves),
+        scores=scores,
+        names=tuple(level.names(evaluated[0])),
+        level=level,
+        scored=tuple(evaluated if level.per_prompt else ranked),
+        evaluated=tuple(evaluated),
+        seconds=seconds,
+    )
 
 
 def compare_circuits(a: Curve, b: Curve, counts: Sequence[int] = (5, 10, 20)) -> dict[str, float]:

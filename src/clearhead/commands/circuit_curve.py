@@ -2,16 +2,22 @@
 
 Writes `summary.json` (per model: protocol, accuracy, every curve with its per-prompt values, scores by unit, CPU
 seconds; between models the overlap of their circuits), `prompts.json` (token ids of every item and what it was used
-for) and `page.html`.
+for) and `page.html`; of graph edges also `eap-1.json` (`eap-2.json` of the second model), scores and the first curve's
+circuit in the form of EAP-IG and MIB.
 """
 
+import dataclasses
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any, get_args
 
+import torch
+
 from clearhead.circuits.ablation import Ablation
-from clearhead.circuits.attention_edges import AttentionEdges, EdgeAblation
+from clearhead.circuits.agreement import compare_exact
+from clearhead.circuits.attention_edges import AttentionEdges, EdgeAblation, describe_circuits
 from clearhead.circuits.components import NODE_KINDS, NodeKind
+from clearhead.circuits.edge_patching import Gating
+from clearhead.circuits.graph_circuits import write_eap
 from clearhead.circuits.graph_edges import GraphEdges
 from clearhead.circuits.level import Level
 from clearhead.circuits.node_level import NodeLevel
@@ -21,8 +27,9 @@ from clearhead.circuits.study import Settings, Studied, compare_circuits, study
 from clearhead.commands.structure import without_weights
 from clearhead.commands.table import say, show, spelled
 from clearhead.config import CircuitCurve
+from clearhead.config.task import is_file
 from clearhead.configfile import refuse_other_run
-from clearhead.data.tasks import Task, TaskBatch, task
+from clearhead.data.tasks import TASKS, Task, TaskBatch, open_task
 from clearhead.errors import UnknownNameError
 from clearhead.model.access import Model
 from clearhead.runs import RunDirectory, write_json
@@ -31,10 +38,12 @@ from clearhead.view.curve_page import CurveRun, write_curve_page
 
 def plan(config: CircuitCurve) -> dict[str, Any]:
     """What will be ranked and evaluated, without loading weights."""
+    file = is_file(config.task)
+    if not file and config.task not in TASKS:
+        raise UnknownNameError("task", config.task, TASKS, "A file ends in .jsonl, .json, .csv or .parquet.")
     model = without_weights(config.model)
     heads = len(model.attention_layers) * model.n_heads
     components = {"heads": heads, "heads+mlps": heads + model.n_layers}
-    file = Path(config.task).suffix == ".jsonl"
     return {
         "model": config.model,
         "against": config.against,
@@ -66,15 +75,25 @@ def run(config: CircuitCurve) -> None:
     )
 
     def open_one(model: Model, reference: Sequence[TaskBatch]) -> Level:
-        return open_level(model, config.level, config.ablation, reference, config.seed)
+        return open_level(
+            model,
+            config.level,
+            config.ablation,
+            reference,
+            config.seed,
+            gates=config.gates,
+            keep_sinks=config.keep_sinks,
+        )
 
     with RunDirectory(config.directory()) as directory:
         directory.write_config(config.to_dict())
         found = study(models, tasks, open_one, settings)
         overlaps = _overlaps(found)
-        runs = [_run_dict(name, one, config.seed) for name, one in zip(names, found, strict=True)]
+        runs = [_run_dict(name, one, config) for name, one in zip(names, found, strict=True)]
         directory.write_summary({"model": config.model, "runs": runs, "overlap": overlaps})
         write_json(directory.path / "prompts.json", [_prompts(one, of) for one, of in zip(found, tasks, strict=True)])
+        for number, one in enumerate(found, 1):
+            _write_eap(directory, number, one)
         shown = [CurveRun(each["name"], each["protocol"], each["curves"], each["scores"]) for each in runs]
         page = write_curve_page(directory.path / "page.html", shown)
     for one, each in zip(found, runs, strict=True):
@@ -84,7 +103,16 @@ def run(config: CircuitCurve) -> None:
     say(f"page: {page}; numbers: {directory.path / 'summary.json'}")
 
 
-def open_level(model: Model, name: str, ablation: Ablation, reference: Sequence[TaskBatch], seed: int) -> Level:
+def open_level(
+    model: Model,
+    name: str,
+    ablation: Ablation,
+    reference: Sequence[TaskBatch],
+    seed: int,
+    *,
+    gates: Gating = "recomputed",
+    keep_sinks: bool = False,
+) -> Level:
     """The level called `name`. Raises `UnknownNameError` for an ablation that it does not have."""
     kinds: dict[str, NodeKind] = {kind: kind for kind in NODE_KINDS}
     if name in kinds:
@@ -94,27 +122,50 @@ def open_level(model: Model, name: str, ablation: Ablation, reference: Sequence[
     of_edges = next((one for one in get_args(EdgeAblation) if one == ablation), None)
     if of_edges is None:
         raise UnknownNameError("ablation of attention edges", ablation, get_args(EdgeAblation))
-    return AttentionEdges(model, of_edges, reference=reference)
+    return AttentionEdges(model, of_edges, gates=gates, freeze_bos=keep_sinks, reference=reference)
 
 
 def _tasks(models: Sequence[Model], config: CircuitCurve) -> list[Task]:
     """The same items in every model's tokens."""
-    if Path(config.task).suffix == ".jsonl":
-        first = Task.load(config.task, models[0])
-    else:
-        first = task(config.task, models[0], config.prompts, config.seed)
-    return [first, *(Task.of_items(first.name, model, first.items) for model in models[1:])]
+    first = open_task(config.task, models[0], config.prompts, config.seed)
+    return [first, *(Task.of_items(first.name, model, first.items, first.left_out) for model in models[1:])]
 
 
-def _run_dict(name: str, found: Studied, seed: int) -> dict[str, Any]:
+def _run_dict(name: str, found: Studied, config: CircuitCurve) -> dict[str, Any]:
+    agreement = None
+    if config.compare_exact:
+        agreement = dataclasses.asdict(compare_exact(found.level, found.scores, found.scored, seed=config.seed))
     return {
         "name": name,
         "protocol": found.protocol.to_dict(),
         "accuracy": found.accuracy,
-        "curves": [curve.to_dict(seed) for curve in found.curves],
+        "curves": [curve.to_dict(config.seed) for curve in found.curves],
+        "edge_counts": _edge_counts(found),
+        "agreement_with_exact": agreement,
         "scores": {found.protocol.rank: found.named_scores()},
         "cpu_seconds": dict(found.seconds),
     }
+
+
+def _edge_counts(found: Studied) -> dict[str, dict[str, float]]:
+    """Policy → what the stable circuit of attention edges consists of, on average; nothing at other levels."""
+    level = found.level
+    if not isinstance(level, AttentionEdges):
+        return {}
+    return {
+        curve.policy: describe_circuits(level, found.evaluated, found.scores.keys(curve.policy), curve.stable)
+        for curve in found.curves
+        if curve.method == found.scores.method != "random" and curve.stable is not None
+    }
+
+
+def _write_eap(directory: RunDirectory, number: int, found: Studied) -> None:
+    """The file of EAP-IG and MIB, at the level of graph edges."""
+    level, curve = found.level, found.curves[0]
+    if isinstance(level, GraphEdges):
+        kept = set(curve.circuit)
+        keep = torch.tensor([name in kept for name in found.names])
+        write_eap(directory.path / f"eap-{number}.json", level.parts, found.scores.of_batches[0][0], keep)
 
 
 def _prompts(found: Studied, behaviour: Task) -> list[dict[str, Any]]:
@@ -152,6 +203,12 @@ def _print(found: Studied, saved: dict[str, Any]) -> None:
     for curve in saved["curves"]:
         if curve["rank"] != "random":
             show(_numbers(curve, found), f"{name}: {curve['rank']}, {curve['policy']}:")
+    for policy, counts in saved["edge_counts"].items():
+        shown = {key.replace("_", " "): value for key, value in counts.items()}
+        shown["share of edges to the first token"] = counts["bos"] / max(1, counts["edges"])
+        show(shown, f"{name}: the {policy} circuit of a prompt, on average:")
+    if saved["agreement_with_exact"] is not None:
+        show(saved["agreement_with_exact"], f"{name}: exact effects against the scores of the ranking:")
     random = [curve for curve in saved["curves"] if curve["rank"] == "random"]
     if random:
         numbers = {"stable crossing": [one["stable"] for one in random], "AUC": [one["auc"] for one in random]}
