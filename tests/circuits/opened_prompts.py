@@ -78,7 +78,8 @@ def dictionaries(model: Model, kind: str) -> list[Dictionary]:
             return [transcoder(model, 1, skip=True)]
         case "clt":
             config = CltConfig(d_model=32, n_layers=2, n_features=48, k=3)
-            return [random_weights(Clt(config, {"model": model.name}))]
+            sites = {"input_site": "mlp_in.*", "output_site": "mlp_out.*"}
+            return [random_weights(Clt(config, {"model": model.name} | sites))]
         case "lorsa":
             return [lorsa(model, 1)]
         case "all":

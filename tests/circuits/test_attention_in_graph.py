@@ -1,13 +1,16 @@
 """Attention in graphs: loadings add up to edges where nothing passes by, scores are those of the heads that carry."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 import torch
 
-from clearhead.circuits.attention_in_graph import carrying_edges, explain_attention, load_heads
+from clearhead.circuits.attention_in_graph import carrying_edges, explain_attention, load_heads, weigh_heads
 from clearhead.circuits.loadings import split_edges
 from clearhead.circuits.prune import prune
 from clearhead.circuits.trace import likely_logits, trace
+from clearhead.units import Loadings
 from tests.circuits.opened_prompts import opened
 
 
@@ -45,6 +48,29 @@ def test_loadings_are_those_of_the_edges_whatever_block_they_are_in(pruned, monk
     )
     for (layer, head), weight in loadings.of(edge).items():
         assert weight == pytest.approx(float(split.weight[0, layer, head]))
+
+
+def test_heads_count_by_the_influence_of_what_they_carry(pruned):
+    loadings = load_heads(pruned, share=1.0)
+    found = weigh_heads(pruned, loadings)
+    assert list(found.values()) == sorted(found.values(), reverse=True)
+    expected = dict.fromkeys(found, 0.0)
+    for edge, carried in enumerate(pruned.carried):
+        for head, weight in loadings.of(edge).items():
+            expected[head] += carried / pruned.carried.sum() * abs(weight / pruned.entries.weight[edge])
+    assert found == pytest.approx(expected)
+    # the scale of what a target reads is not its importance
+    target = int(pruned.entries.target[loadings.edge[0]])
+    larger = pruned.entries.weight * np.where(pruned.entries.target == target, 1000.0, 1.0)
+    scaled = Loadings(
+        loadings.edge,
+        loadings.layer,
+        loadings.head,
+        loadings.weight * (larger / pruned.entries.weight)[loadings.edge],
+        loadings.kind,
+    )
+    changed = dataclasses.replace(pruned, entries=pruned.entries._replace(weight=larger))
+    assert weigh_heads(changed, scaled) == pytest.approx(found)
 
 
 def test_scores_of_what_carries_most(pruned):

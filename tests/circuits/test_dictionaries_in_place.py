@@ -1,9 +1,12 @@
 """Dictionaries in place: each stands where its provenance says, and nowhere else."""
 
+import dataclasses
+
 import pytest
 import torch
 
 from clearhead.circuits.dictionaries_in_place import Dictionaries
+from clearhead.dictionaries.clt import Clt
 from clearhead.errors import ClearheadError
 from tests.circuits.opened_prompts import dictionaries, lorsa, model_of, transcoder
 
@@ -47,6 +50,23 @@ def test_dictionaries_of_other_models_layers_and_sites_are_refused(wrong, reason
     dictionary.provenance |= wrong
     with pytest.raises(ClearheadError, match=reason):
         Dictionaries(model, [dictionary])
+
+
+@pytest.mark.parametrize("reads", ["resid_mid.*", None])
+def test_a_cross_layer_transcoder_that_reads_something_else_is_refused(reads):
+    model = model_of("llama")
+    (clt,) = dictionaries(model, "clt")
+    clt.provenance["input_site"] = reads
+    with pytest.raises(ClearheadError, match=r"has to read mlp_in\.\*"):
+        Dictionaries(model, [clt])
+
+
+def test_a_cross_layer_transcoder_of_another_width_is_refused():
+    model = model_of("llama")
+    (given,) = dictionaries(model, "clt")
+    narrow = Clt(dataclasses.replace(given.config, d_model=16), given.provenance)
+    with pytest.raises(ClearheadError, match="writes 16 numbers"):
+        Dictionaries(model, [narrow])
 
 
 def test_two_in_one_place_are_refused():

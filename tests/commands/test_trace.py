@@ -60,19 +60,25 @@ def test_a_prompt_leaves_a_graph_in_two_formats_and_its_numbers(traced, transcod
 
 
 def test_what_is_printed_names_tokens_heads_and_pairs(tmp_path, capsys):
-    assert cli.main(["trace", TEXT, *SMALL, "--answer", " was", "--tables", "1", "--out", str(tmp_path / "run")]) == 0
+    options = ["--answer", " was", "--tables", "1", "--edge", "@10", "logit.310@17", "--out", str(tmp_path / "run")]
+    assert cli.main(["trace", TEXT, *SMALL, *options]) == 0
     printed = capsys.readouterr().out
     assert "' was'" in printed and "11:' She'" in printed or "' She'" in printed
     for words in (
         "replacement score",
         "edges that carry most",
-        "heads by Σ|loading|",
+        "heads by the influence they carry",
+        "edge asked for, and its heads",
         "above the mean key",
         "CPU seconds",
     ):
         assert words in printed
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert len(summary["targets"]) == 1 and summary["dictionaries"] == []
+    edge = summary["edge"]
+    assert edge["past_all_heads"] == 0 and sum(edge["heads"].values()) == pytest.approx(edge["weight"], abs=1e-4)
+    assert 1 <= edge["heads_80"] <= edge["heads_90"] <= len(edge["heads"])
+    assert load_graph(tmp_path / "run" / "graph").labels == {"logit.310@17": " was"}
 
 
 @pytest.mark.parametrize(
@@ -82,6 +88,9 @@ def test_what_is_printed_names_tokens_heads_and_pairs(tmp_path, capsys):
         (["--unit", "feature.1.3@4"], "not active in this prompt"),
         (["--unit", "feature.1"], "is named by"),
         (["--dictionaries", "nowhere"], "nowhere"),
+        (["--edge", "@99", "logit.310@17"], "none of the prompt's tokens"),
+        (["--edge", "@1", "embedding.3@0"], "reads nothing"),
+        (["--edge", "@1"], "give two"),
     ],
 )
 def test_bad_targets_are_one_message(options, says, tmp_path, capsys):

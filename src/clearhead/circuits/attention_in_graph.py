@@ -66,6 +66,20 @@ def load_heads(pruned: Pruned, share: float = SHARE) -> Loadings:
     return Loadings(edge, layer, head, weight, parts[0].kind)
 
 
+def weigh_heads(pruned: Pruned, loadings: Loadings) -> dict[tuple[int, int], float]:
+    """By layer and head, how much of the influence on the start it carries, the largest first.
+
+    Σ carried · |loading| / |edge| over the edges, as a share of what all edges of the graph carry; where heads of one
+    edge cancel, the shares of all heads exceed what passes heads.
+    """
+    per_weight = pruned.carried / np.abs(pruned.entries.weight)
+    total: dict[tuple[int, int], float] = defaultdict(float)
+    sizes = per_weight[loadings.edge] * np.abs(loadings.weight) / pruned.carried.sum()
+    for layer, head, size in zip(loadings.layer.tolist(), loadings.head.tolist(), sizes.tolist(), strict=True):
+        total[layer, head] += size
+    return dict(sorted(total.items(), key=lambda item: -item[1]))
+
+
 def carrying_edges(pruned: Pruned, count: int) -> list[CarryingEdge]:
     """The attention edges that carry most of the graph's most important edges, the largest first."""
     opened, entries = pruned.traced.opened, pruned.entries

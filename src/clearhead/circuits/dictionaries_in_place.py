@@ -101,6 +101,7 @@ class Dictionaries:
                 raise ClearheadError(
                     f"this {name} has {placed.config.n_layers} layers and {self.model.name} has {self.model.n_layers}"
                 )
+            self._check_sites(dictionary, "mlp_in.*", "mlp_out.*")
             self.clt = placed
         elif isinstance(placed, Lorsa):
             layer = self._layer(dictionary, "attn_in", "attn_out")
@@ -121,16 +122,21 @@ class Dictionaries:
             raise ClearheadError(
                 f"this {name} belongs to layer {layer}, and {self.model.name} has layers 0 to {self.model.n_layers - 1}"
             )
+        self._check_sites(dictionary, f"{read}.{layer}", f"{write}.{layer}")
+        return layer
+
+    def _check_sites(self, dictionary: Dictionary, read: str, write: str) -> None:
+        """What it reads and writes, and how wide that is."""
+        name, provenance = type(dictionary).__name__, dictionary.provenance
         sites = (provenance.get("input_site"), provenance.get("output_site"))
-        if sites != (f"{read}.{layer}", f"{write}.{layer}"):
+        if sites != (read, write):
             raise ClearheadError(
-                f"this {name} reads {sites[0]} and writes {sites[1]}; to stand in a graph it has to read "
-                f"{read}.{layer} and write {write}.{layer} (a transcoder, or a Lorsa for attention)"
+                f"this {name} reads {sites[0]} and writes {sites[1]}; to stand in a graph it has to read {read} and "
+                f"write {write} (a transcoder, or a Lorsa for attention)"
             )
         width = dictionary.b_D.shape[0] if isinstance(dictionary, Lorsa) else dictionary.b_dec.shape[-1]
         if width != self.model.d_model:
             raise ClearheadError(f"this {name} writes {width} numbers and {self.model.name} has {self.model.d_model}")
-        return layer
 
     def _refuse_second(self, placed: dict[int, Transcoder] | dict[int, Lorsa], layer: int, what: str) -> None:
         if layer in placed:

@@ -92,7 +92,18 @@ class Pruned:
             loadings=loadings,
             attention=attention,
             tokens=model.token_strings(opened.stream.tokens) if model.tokenizer is not None else (),
+            labels=self._labels(),
         )
+
+    def _labels(self) -> dict[str, str]:
+        """Words for what the graph starts from: a logit's token, what a target is."""
+        start, model = self.traced.start, self.traced.opened.parts.model
+        words = {unit.id: start.words for unit in start.reads.targets if unit.kind == "target" and start.words}
+        if model.tokenizer is not None:
+            logits = [unit for unit in start.reads.targets if unit.kind == "logit" and unit.index is not None]
+            strings = model.token_strings([int(unit.index or 0) for unit in logits])
+            words |= {unit.id: word for unit, word in zip(logits, strings, strict=True)}
+        return words
 
 
 def prune(traced: Traced, units: float = UNITS_SHARE, edges: float = EDGES_SHARE) -> Pruned:

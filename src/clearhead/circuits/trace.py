@@ -40,6 +40,8 @@ class Start(NamedTuple):
     reads: Reads
     share: NDArray[np.float64]
     """Probability of each logit; 1 for a target of the user's own."""
+    words: str = ""
+    """What a target of the user's own is."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from clearhead.circuits.attention_in_graph import explain_attention, load_heads
+from clearhead.circuits.attention_in_graph import explain_attention, load_heads, weigh_heads
+from clearhead.circuits.carried_edge import CarriedEdge, carry_edge, sources_named
 from clearhead.circuits.dictionaries_in_place import Dictionaries
 from clearhead.circuits.neuronpedia import speakable, to_neuronpedia, write_neuronpedia
 from clearhead.circuits.prune import Pruned, prune
@@ -57,6 +58,7 @@ def run(config: TracePrompt) -> None:
     clock = _Clock()
     opened = open_prompt(Parts(model), model.tokenize(config.prompt), dictionaries)
     start = _start(config, opened)
+    edge = _carried(config, opened, start) if config.edge else None
     clock.lap("forward")
     traced = trace(opened, start, units=config.units, kept=config.kept)
     clock.lap("trace")
@@ -73,6 +75,8 @@ def run(config: TracePrompt) -> None:
         save_graph(graph, directory.path / "graph")
         write_neuronpedia(to_neuronpedia(graph, slug, speakable(model.name)), directory.path / "neuronpedia")
         summary = {"model": model.name, "model_note": model.note, **_summary(config, pruned, graph, scores, clock)}
+        if edge is not None:
+            summary["edge"] = _edge_numbers(config, edge)
         directory.write_summary(summary)
     _Report(pruned, graph).show(scores, summary)
     say(f"graph and numbers: {directory.path}")
@@ -88,7 +92,8 @@ def _start(config: TracePrompt, opened: Opened) -> Start:
     answer = one_token(model, config.answer, "answer")
     if config.wrong is not None:
         wrong = one_token(model, config.wrong, "wrong")
-        return Start(read_difference(opened, Target((answer,), (wrong,))), np.ones(1))
+        words = f"{config.answer!r} against {config.wrong!r}"
+        return Start(read_difference(opened, Target((answer,), (wrong,))), np.ones(1), words)
     probability = torch.softmax(opened.stream.run["logits"][0, -1].double(), -1)[answer]
     reads = read_units(opened, [Unit("logit", index=answer, position=len(opened) - 1)])
     return Start(reads, np.array([float(probability)]))
@@ -150,7 +155,7 @@ def _summary(
         "completeness_pruned": pruned.scores.completeness,
         "graph_units": len(graph.units),
         "graph_edges": len(graph),
-        "heads_for_90_percent_of_loadings": _heads_needed(graph),
+        "heads_for_90_percent_of_influence": _heads_needed(pruned, graph),
         "attention_scores": {
             split.unit.id: {"score": split.score, "pairs_90": split.count_pairs()} for split in scores
         },
@@ -158,10 +163,32 @@ def _summary(
     }
 
 
-def _heads_needed(graph: Graph) -> int:
-    """The fewest heads that hold 0.9 of Σ|loading| over all edges."""
-    sizes = {} if graph.loadings is None else graph.loadings.by_head()
+def _heads_needed(pruned: Pruned, graph: Graph) -> int:
+    """The fewest heads that hold 0.9 of the influence that passes heads."""
+    sizes = {} if graph.loadings is None else weigh_heads(pruned, graph.loadings)
     return len(carriers(np.array(list(sizes.values())), 0.9))
+
+
+def _carried(config: TracePrompt, opened: Opened, start: Start) -> CarriedEdge:
+    """The edge that is asked for, over its heads."""
+    name = config.edge[1]
+    known = [unit.id for unit in start.reads.targets]
+    reads = start.reads if name in known else read_units(opened, [Unit.parse(name)])
+    return carry_edge(opened, reads, sources_named(opened, config.edge[0]), known.index(name) if name in known else 0)
+
+
+def _edge_numbers(config: TracePrompt, edge: CarriedEdge) -> dict[str, Any]:
+    """The numbers of an edge that was asked for."""
+    source, target = config.edge
+    return {
+        "source": source,
+        "target": target,
+        "weight": edge.weight,
+        "past_all_heads": edge.direct,
+        "heads_80": edge.count(0.8),
+        "heads_90": edge.count(0.9),
+        "heads": {f"{layer}.{head}": weight for (layer, head), weight in edge.heads.items()},
+    }
 
 
 class _Report:
@@ -173,7 +200,7 @@ class _Report:
 
     def show(self, scores: list[ScoreSplit], summary: dict[str, Any]) -> None:
         """All of it."""
-        hidden = ("model", "model_note", "prompt", "tokens", "targets", "attention_scores", "cpu_seconds")
+        hidden = ("model", "model_note", "prompt", "tokens", "targets", "attention_scores", "cpu_seconds", "edge")
         targets = summary["targets"].items()
         say("tokens: " + " ".join(f"{place}:{token!r}" for place, token in enumerate(self.graph.tokens)))
         show({self.named(unit): f"{t['value']:.3f}, share {t['share']:.3f}" for unit, t in targets}, "explained:")
@@ -181,8 +208,11 @@ class _Report:
         show(self.edges(), "edges that carry most, and the last heads on their way:")
         loadings = self.graph.loadings
         if loadings is not None and len(loadings):
-            heads = list(loadings.by_head().items())[:SHOWN]
-            show({f"{layer}.{head}": size for (layer, head), size in heads}, "heads by Σ|loading|:")
+            heads = list(weigh_heads(self.pruned, loadings).items())[:SHOWN]
+            show({f"{layer}.{head}": size for (layer, head), size in heads}, "heads by the influence they carry:")
+        if "edge" in summary:
+            numbers = {name.replace("_", " "): value for name, value in summary["edge"].items() if name != "heads"}
+            show(numbers | dict(list(summary["edge"]["heads"].items())[:SHOWN]), "edge asked for, and its heads:")
         for split, table in zip(scores, self.graph.attention, strict=True):
             way = f"{self.graph.tokens[split.query]!r} → {self.graph.tokens[split.key]!r}"
             show(self.pairs(table), f"{split.unit.id}, {way}: {split.score:.3f} above the mean key")

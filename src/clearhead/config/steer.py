@@ -13,7 +13,7 @@ from clearhead.errors import ClearheadError
 
 @dataclass(frozen=True, kw_only=True)
 class Steer(Verb):
-    """Turn units of a traced prompt up or down: the effect that edges predict, and the effect measured in the model."""
+    """Turn units of a traced prompt up or down: the effect that edges predict, and the measured one."""
 
     verb: ClassVar[str] = "steer"
 

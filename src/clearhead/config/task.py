@@ -19,7 +19,7 @@ def is_file(task: str) -> bool:
 
 @dataclass(frozen=True, kw_only=True)
 class DescribeTask(Verb):
-    """Say what a model makes of a task: prompts refused, accuracy, logit difference by template, wrong answers."""
+    """Say what a model makes of a task: prompts refused, accuracy, logit difference, wrong answers."""
 
     verb: ClassVar[str] = "task"
 

@@ -12,7 +12,7 @@ from clearhead.errors import ClearheadError
 
 @dataclass(frozen=True, kw_only=True)
 class TracePrompt(Verb):
-    """Trace what a model predicts back to the tokens: a graph of features, Lorsa heads, errors, and why heads look."""
+    """Trace a prediction back to its tokens: a graph of features, heads and errors, and why heads look."""
 
     verb: ClassVar[str] = "trace"
 
@@ -38,6 +38,8 @@ class TracePrompt(Verb):
     """Share of the influence between them that its edges hold."""
     tables: int = 4
     """Attention edges, and Lorsa heads, whose scores are explained by pairs of units; 0 for none."""
+    edge: tuple[str, ...] = ()
+    """Source and target of an edge whose heads are listed; the source a unit, or @7 for all that token 7 writes."""
     slug: str | None = None
     """Name of the graph in Neuronpedia's format. Derived: from the prompt."""
     dtype: Dtype = "float32"
@@ -53,6 +55,8 @@ class TracePrompt(Verb):
         self._refuse(self.wrong is not None and self.answer is None, "wrong", "give --answer too")
         if self.unit is not None and self.answer is not None:
             raise ClearheadError("--unit and --answer exclude each other: give one of them")
+        expected = "give two: a unit or @POSITION, then a unit that reads, as logit.5@7"
+        self._refuse(len(self.edge) not in (0, 2), "edge", expected)
         self._positive("units", "kept")
         self._refuse(self.tables < 0, "tables", "give 0 or a positive number")
         for option in ("unit-share", "edge-share"):
