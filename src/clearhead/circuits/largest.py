@@ -1,10 +1,10 @@
 """The largest entries of a product U · Vᵀ, and how many of them hold a share of its mass, without forming it whole.
 
-Rows of the product are computed in blocks of at most `CHUNK` numbers. Both answers are exact: the count by a histogram
-of log |S| first, then by sorting the entries of the one bin in which the share is reached.
+Rows of the product are computed in blocks of at most `CHUNK` numbers. Both answers are exact. The largest entries are
+looked for among rows and columns long enough to hold one: |U_i · V_j| ≤ |U_i| |V_j|. The count is by a histogram of |S|
+first, its bins read off the bits of the numbers, then by sorting the entries of the one bin where the share is reached.
 """
 
-import math
 from collections.abc import Iterator
 
 import torch
@@ -16,19 +16,24 @@ from clearhead.errors import ClearheadError
 CHUNK = 1 << 22
 """Numbers of the product held at once."""
 BINS = 4096
-RANGE = 30.0
-"""The histogram spans this many factors of e below the largest entry; what is smaller shares the lowest bin."""
+BINS_PER_OCTAVE = 64
+"""The histogram spans 64 factors of 2 below the largest entry; what is smaller shares the lowest bin."""
+PROBE = 512
+"""Longest rows and columns whose product bounds from below what is among the largest."""
 
 
 def largest_entries(U: Float[Tensor, "n r"], V: Float[Tensor, "k r"], count: int) -> list[tuple[int, int, float]]:
     """Row, column and value of the `count` largest |U · Vᵀ|, zeros left out."""
-    rows, columns = _occupied(U), _occupied(V)
+    long, wide = U.norm(dim=1), V.norm(dim=1)
+    probe = (U[long.topk(min(PROBE, len(U))).indices] @ V[wide.topk(min(PROBE, len(V))).indices].T).abs().flatten()
+    # rounded products may exceed the bound by as much, so it is taken a little lower
+    least = probe.topk(count).values[-1] * (1 - 1e-4) if 0 < count <= len(probe) else probe.new_zeros(())
+    rows, columns = (long * wide.max() >= least).nonzero()[:, 0], (wide * long.max() >= least).nonzero()[:, 0]
     kept = U.new_empty(0), rows.new_empty(0), rows.new_empty(0)
     for some, block in _blocks(U[rows], V[columns]):
-        values = torch.cat([kept[0], block.flatten()])
-        place = torch.arange(block.numel(), device=block.device)
-        first = torch.cat([kept[1], rows[some][place // block.shape[1]]])
-        second = torch.cat([kept[2], columns[place % block.shape[1]]])
+        i, j = (block.abs() >= least).nonzero(as_tuple=True)
+        values = torch.cat([kept[0], block[i, j]])
+        first, second = torch.cat([kept[1], rows[some][i]]), torch.cat([kept[2], columns[j]])
         top = values.abs().topk(min(count, len(values))).indices
         kept = values[top], first[top], second[top]
     found = zip(kept[1].tolist(), kept[2].tolist(), kept[0].tolist(), strict=True)
@@ -41,10 +46,10 @@ def count_for_share(U: Float[Tensor, "n r"], V: Float[Tensor, "k r"], share: flo
     Raises `ClearheadError` for a share outside of 0 to 1.
     """
     U, V = U[_occupied(U)], V[_occupied(V)]
-    sizes = [(float(block.abs().max()), float(block.abs().sum(dtype=torch.float64))) for _, block in _blocks(U, V)]
-    largest, total = max((size for size, _ in sizes), default=0.0), sum(mass for _, mass in sizes)
-    if largest == 0:
+    found = largest_entries(U, V, 1) if len(U) and len(V) else []
+    if not found:
         return count_carriers(U.new_zeros(0), share)
+    largest = abs(found[0][2])
     number = torch.zeros(BINS, dtype=torch.int64, device=U.device)
     mass = torch.zeros(BINS, dtype=torch.float64, device=U.device)
     for _, block in _blocks(U, V):
@@ -53,6 +58,7 @@ def count_for_share(U: Float[Tensor, "n r"], V: Float[Tensor, "k r"], share: flo
         number += torch.bincount(where, minlength=BINS)
         mass += torch.bincount(where, size.double(), minlength=BINS)
     reached = mass.cumsum(0)
+    total = float(reached[-1])
     last = int((reached < share * total * (1 - 1e-12)).sum().clamp_max(BINS - 1))
     before = int(number[:last].sum())
     inside = torch.cat([size[_bin(size, largest) == last] for _, b in _blocks(U, V) for size in (b.abs().flatten(),)])
@@ -74,9 +80,12 @@ def count_carriers(weights: Float[Tensor, "*n"], share: float = 0.9) -> int:
 
 
 def _bin(size: Tensor, largest: float) -> Tensor:
-    """0 for the largest entries; equal sizes share a bin."""
-    depth = (math.log(largest) - size.double().log()) * (BINS / RANGE)
-    return depth.clamp(0, BINS - 1).long()
+    """0 for the largest entries; equal sizes share a bin. The bits of positive numbers are in the numbers' order."""
+    whole, mantissa = (torch.int64, 52) if size.dtype == torch.float64 else (torch.int32, 23)
+    shift = mantissa - BINS_PER_OCTAVE.bit_length() + 1
+    bits = size.view(whole) >> shift
+    top = torch.tensor([largest], dtype=size.dtype, device=size.device).view(whole) >> shift
+    return (top - bits).clamp(0, BINS - 1)
 
 
 def _occupied(x: Tensor) -> Tensor:
