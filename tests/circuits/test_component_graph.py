@@ -65,6 +65,8 @@ def test_positions_and_embeddings_are_added():
 def test_what_these_circuits_do_not_have_is_refused():
     with pytest.raises(ClearheadError, match=r"feature\.0\.1 → target\.0 has no place"):
         to_mib(Graph([Unit("feature", 0, 1), Unit("target", index=0)], [0], [1], [1.0], PROVENANCE), SIZES)
+    with pytest.raises(ClearheadError, match=r"feature\.0\.99 → target\.0 has no place"):
+        to_mib(Graph([Unit("feature", 0, 99), Unit("target", index=0)], [0], [1], [1.0], PROVENANCE), SIZES)
     with pytest.raises(ClearheadError, match=r"head\.0\.0 → head\.1\.0 has no place"):
         to_mib(Graph([Unit("head", 0, 0), Unit("head", 1, 0)], [0], [1], [1.0], PROVENANCE), SIZES)
     with pytest.raises(ClearheadError, match=r"mlp\.2 is not in a model of 2 layers"):

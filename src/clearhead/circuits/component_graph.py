@@ -74,6 +74,8 @@ def to_mib(graph: Graph, sizes: Sizes) -> dict[str, Any]:
     if len(targets) > 1:
         raise ClearheadError(f"a circuit of EAP-IG or MIB has one target; this graph has {', '.join(sorted(targets))}")
     for unit in graph.units:
+        if _writer(unit) is None and _reader(unit) is None:
+            continue  # the edges that it has are refused below
         if (unit.layer or 0) >= sizes.n_layers or (unit.layer is not None and (unit.index or 0) >= sizes.n_heads):
             raise ClearheadError(f"{unit} is not in a model of {sizes.n_layers} layers with {sizes.n_heads} heads")
     writers, readers = [_writer(unit) for unit in graph.units], [_reader(unit) for unit in graph.units]

@@ -21,6 +21,7 @@ import torch
 from jaxtyping import Float64
 from torch import Tensor
 
+from clearhead.circuits.metrics import divergence
 from clearhead.circuits.nodes import Nodes, select_rows
 from clearhead.data.tasks import TaskBatch
 from clearhead.errors import ClearheadError, NonFiniteError
@@ -64,7 +65,7 @@ def learn_masks(
             mask = (s * (HIGH - LOW) + LOW).clamp(0, 1).to(nodes.model.device, nodes.model.dtype)
             logits = nodes.run_masked(mask, torch.arange(b, device=mask.device), opened, grad=True)
             over = ((alpha - shift).sigmoid().sum() - budget) / n
-            loss = divergence(logits, opened.full.logits) + multiplier * over + PENALTY * over.square()
+            loss = divergence(logits, opened.full.logits).mean().cpu() + multiplier * over + PENALTY * over.square()
             if not bool(loss.isfinite()):
                 raise NonFiniteError(f"loss of the learned masks at step {step}")
             optimiser.zero_grad()
@@ -80,10 +81,3 @@ def rows_of_step(batches: Sequence[TaskBatch], step: int) -> TaskBatch:
     pieces = [(rows, start) for rows in batches for start in range(0, len(rows.items), ROWS)]
     rows, start = pieces[step % len(pieces)]
     return select_rows(rows, range(start, min(start + ROWS, len(rows.items))))
-
-
-def divergence(logits: Tensor, full: Tensor) -> Tensor:
-    """Mean KL(whole model ‖ circuit) over rows, in float32 at least."""
-    wide = torch.promote_types(logits.dtype, torch.float32)
-    log_full = full.to(wide).log_softmax(-1)
-    return (log_full.exp() * (log_full - logits.to(wide).log_softmax(-1))).sum(-1).mean().cpu()

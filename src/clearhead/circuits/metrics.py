@@ -39,8 +39,7 @@ def measure_logits(
         bad = sorted({rows.items[row] for row in (~logits.isfinite()).any(-1).any(0).nonzero()[:, 0].tolist()})
         raise NonFiniteError(f"logits at the last token of items {bad}")
     wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
-    log_p, log_full = wide.log_softmax(-1), full.to(wide.dtype).log_softmax(-1)
-    kl = -(log_full.exp() * (log_full - log_p)).sum(-1)
+    log_p, kl = wide.log_softmax(-1), -divergence(wide, full)
     columns = []
     for row, (answers, others) in enumerate(zip(rows.answers, rows.wrong_answers, strict=True)):
         right, wrong = (wide[:, row, ids].double() for ids in (answers, others))
@@ -48,3 +47,10 @@ def measure_logits(
         accurate = (right.amax(-1) > wrong.amax(-1)).double()
         columns.append([right.mean(-1) - wrong.mean(-1), p_right - p_wrong, kl[:, row].double(), accurate])
     return torch.stack([torch.stack(column, dim=-1) for column in columns], dim=1)
+
+
+def divergence(logits: Float[Tensor, "*r b v"], full: Float[Tensor, "b v"]) -> Float[Tensor, "*r b"]:
+    """KL(whole model ‖ circuit) of every row in nats, in float32 at least."""
+    wide = torch.promote_types(logits.dtype, torch.float32)
+    log_full = full.to(wide).log_softmax(-1)
+    return (log_full.exp() * (log_full - logits.to(wide).log_softmax(-1))).sum(-1)

@@ -13,7 +13,8 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from clearhead.circuits.masks import divergence, rows_of_step
+from clearhead.circuits.masks import rows_of_step
+from clearhead.circuits.metrics import divergence
 from clearhead.circuits.nodes import Nodes
 from clearhead.data.tasks import TaskBatch
 from clearhead.errors import NonFiniteError
@@ -52,7 +53,7 @@ def learn_constants(
                 replace(opened, values=values),
                 grad=True,
             )
-            loss = divergence(logits, opened.full.logits)
+            loss = divergence(logits, opened.full.logits).mean().cpu()
             if not bool(loss.isfinite()):
                 raise NonFiniteError(f"loss of the optimal constants at step {step}")
             optimiser.zero_grad()
