@@ -16,7 +16,7 @@ from clearhead.dictionaries.clt import Clt, CltConfig
 from clearhead.dictionaries.init_features import initialise_features
 from clearhead.dictionaries.transcoder import Transcoder, TranscoderConfig
 from clearhead.model.access import Model
-from clearhead.training.dictionary_task import Scales, measure_scales
+from clearhead.training.dictionary_task import Scales, measure_scales, ordinary
 from clearhead.training.loop import Source
 from clearhead.training.train_dictionary import Recipe, train_dictionary
 from clearhead.training.transcoder import draw_pairs, task
@@ -56,7 +56,8 @@ def initialise(module: Clt, _: Model, config: TrainClt, source: Source[Activatio
     """Initial weights from a sample of the source, in place; returns the scales, [l, 1] each."""
     sample = draw_pairs(source, config.seed)
     scales = measure_scales(sample.x, sample.y)
-    x, y = (part[:, 1:].flatten(0, 1) for part in (sample.x * scales.input, sample.y * scales.output))
+    counts = ordinary(sample.y[:, 1:]).all(2)
+    x, y = (part[:, 1:][counts] for part in (sample.x * scales.input, sample.y * scales.output))
     c = module.config
     shape = TranscoderConfig(d_in=c.d_model, d_out=c.d_model, n_features=c.n_features, k=c.k)
     for layer in range(c.n_layers):

@@ -10,7 +10,9 @@ pre-activations, theta a jumprelu's threshold and |w| the norm of what a unit wr
         lambda_s sum_n tanh(c |w_n| a_n) + lambda_p sum_n max(0, theta_n - h_n) |w_n| jumprelu
 
 (the last from Anthropic's Circuits Updates of January 2025), lambda_s rising linearly from 0 over the whole training.
-Position 0 of every block is left out: it is an outlier in most models.
+Position 0 of every block is left out: it is an outlier in most models. So are tokens whose target is `MASSIVE` times as
+long as that of the batch's median token: a few models write such outputs at some separators, hundreds of times the
+length of all others, and squared errors, scales and FVU would be about these tokens alone.
 """
 
 import dataclasses
@@ -20,7 +22,7 @@ from typing import Any, Protocol
 
 import torch
 from accelerate import Accelerator
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from clearhead.data.harvest import Activations
@@ -32,6 +34,8 @@ THRESHOLD_MEMORY = 0.99  # of the running batchtopk threshold; the average over 
 TANH_SCALE = (
     4.0  # c: a unit that changes the output by a quarter of a typical entry is hardly cheaper than a strong one
 )
+MASSIVE = 20.0
+"""Lengths of the median token from which a token is left out."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,11 +46,22 @@ class Scales:
     output: Any
 
 
+def ordinary(y: Float[Tensor, "b t *l d"]) -> Bool[Tensor, "b t *l"]:
+    """Which tokens are not massive, by the length of y; all where the median token is zero."""
+    norm = y.norm(dim=-1)
+    median = norm.flatten(0, 1).median(0).values
+    return (norm <= MASSIVE * median) | (median == 0)
+
+
 def measure_scales(x: Float[Tensor, "b t *l d"], y: Float[Tensor, "b t *l d"]) -> Scales:
-    """Factors from a sample of activations, position 0 excluded; refuses an output that is zero everywhere."""
+    """Factors from a sample of activations, position 0 and massive tokens excluded.
+
+    Raises `ClearheadError` for an output that is zero everywhere.
+    """
     factors = []
-    for part in (x, y):
-        norm = part[:, 1:].norm(dim=-1).mean((0, 1))
+    for part in (x[:, 1:], y[:, 1:]):
+        counts = ordinary(part)
+        norm = (part.norm(dim=-1) * counts).mean((0, 1)) / counts.to(part).mean((0, 1))
         if not bool((norm > 0).all()):
             raise ClearheadError("the sampled activations are zero everywhere, so there is nothing to imitate")
         factors.append(math.sqrt(part.shape[-1]) / (norm[:, None] if norm.ndim else float(norm)))
@@ -106,16 +121,19 @@ class DictionaryTask:
     def loss(
         self, forward: Callable[..., Any], batch: Activations, schedule: Schedule, step: int
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """Loss of one batch (a mean over its tokens from position 1 on) and what to log.
+        """Loss of one batch (a mean over its tokens from position 1 on, massive ones left out) and what to log.
 
         `batch_fvu` takes the batch's own mean and variance, and the current k: it follows the training and is no
         substitute for the FVU that `training.evaluate` measures on held-out text.
         """
         y, pre, codes = forward(batch.x * self.scales.input, schedule.active(step))
-        target = (batch.y * self.scales.output)[:, 1:].flatten(0, 1).flatten(1)
-        residual = target - y[:, 1:].flatten(0, 1).flatten(1)
+        target = (batch.y * self.scales.output)[:, 1:].flatten(2)
+        counts = ordinary(target)
+        whole = bool(counts.all())  # choosing rows by a mask is slow, and rarely needed
+        parts = target, y[:, 1:].flatten(2), *(part[:, 1:] for part in (*codes, pre))
+        target, y, values, units, pre = (part.flatten(0, 1) if whole else part[counts] for part in parts)
+        residual = target - y
         error = residual.square().sum(-1).mean()
-        values, units, pre = (part[:, 1:].flatten(0, 1) for part in (*codes, pre))
         dead = self.dead.units
         aux = aux_loss(residual, pre, self.coder.decoder_rows(dead), dead, self.aux_k)
         loss = error + self.aux_weight * aux + self._penalty(pre, values, (step + 1) / schedule.steps)

@@ -8,6 +8,10 @@ transcoders. Position 0 of a block is excluded and reported apart. When a site i
 position 0 stays the model's own, and losses are means over predictions from position 1 on. A unit (a head of a Lorsa, a
 feature) is dead when it is active on none of the evaluated tokens; how many those were is part of the result. The
 metrics of units are called dead_heads and over_dense_heads for every kind.
+
+Tokens with massive outputs (dictionary_task.py), which training leaves out, are counted in all of this; where there are
+any, one of them outweighs thousands of others in FVU. Then `massive_tokens` says how many, and `fvu_ordinary` is the
+FVU of all others.
 """
 
 import math
@@ -22,6 +26,7 @@ from clearhead.data.harvest import ATTENTION, LiveActivations
 from clearhead.data.text import TokenBlocks
 from clearhead.model.access import Model, Run
 from clearhead.runs import progress
+from clearhead.training.dictionary_task import ordinary
 
 OVER_DENSE = 0.1  # a unit active on more than a tenth of all tokens is hardly one unit of meaning
 
@@ -39,6 +44,8 @@ class FidelityMeter:
         self.blocks = 0
         self.counts = torch.zeros(n_units, dtype=torch.int64)
         self.active = 0
+        self.sum_ordinary = torch.zeros(d_model, dtype=torch.float64)
+        self.ordinary = self.square_ordinary = self.error_ordinary = 0.0
 
     def add(self, y: Float[Tensor, "b t d"], y_hat: Float[Tensor, "b t d"], values: Tensor, units: Tensor) -> None:
         """Take in one batch: targets, predictions and codes of the same tokens."""
@@ -48,6 +55,11 @@ class FidelityMeter:
         self.square_y += y.square().sum((0, 2))
         self.square_e += e.square().sum((0, 2))
         self.blocks += len(y)
+        counts = ordinary(y[:, 1:])
+        self.ordinary += int(counts.sum())
+        self.sum_ordinary += y[:, 1:][counts].sum(0)
+        self.square_ordinary += float(y[:, 1:][counts].square().sum())
+        self.error_ordinary += float(e[:, 1:][counts].square().sum())
         fired = units[:, 1:][values[:, 1:] != 0].cpu()
         self.counts += torch.bincount(fired, minlength=len(self.counts))
         self.active += len(fired)
@@ -69,9 +81,12 @@ class FidelityMeter:
         error = float(self.square_e[1:].sum())
         rate = self.counts / n
         relative = (self.square_e / self.square_y).sqrt()
+        spread = self.square_ordinary - float(self.sum_ordinary.square().sum()) / max(self.ordinary, 1)
+        apart = {"massive_tokens": int(n - self.ordinary), "fvu_ordinary": self.error_ordinary / spread}
         return {
             "tokens": n,
             "fvu": error / total,
+            **(apart if self.ordinary < n else {}),
             "explained_variance": 1 - (error - float(self.sum_e.square().sum()) / n) / total,
             "relative_error_position_0": float(relative[0]),
             "l0": self.active / n,

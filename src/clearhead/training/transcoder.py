@@ -16,7 +16,7 @@ from clearhead.dictionaries.sae import Sae
 from clearhead.dictionaries.transcoder import Transcoder, TranscoderConfig
 from clearhead.errors import ClearheadError
 from clearhead.model.access import Model
-from clearhead.training.dictionary_task import DictionaryTask, Scales, measure_scales
+from clearhead.training.dictionary_task import DictionaryTask, Scales, measure_scales, ordinary
 from clearhead.training.loop import Source
 from clearhead.training.train_dictionary import SAMPLE_BLOCKS, Recipe, train_dictionary
 
@@ -90,7 +90,8 @@ def initialise(module: Transcoder, _: Model, config: OneLayer, source: Source[Ac
     """Initial weights from a sample of the source, in place; returns the scales."""
     sample = draw_pairs(source, config.seed)
     scales = measure_scales(sample.x, sample.y)
-    x, y = (part[:, 1:].flatten(0, 1) for part in (sample.x * scales.input, sample.y * scales.output))
+    counts = ordinary(sample.y[:, 1:])
+    x, y = (part[:, 1:][counts] for part in (sample.x * scales.input, sample.y * scales.output))
     initialise_features(module, x, y, config.seed)
     return scales
 
