@@ -5,7 +5,9 @@ import torch
 from torch import Tensor
 
 from clearhead.circuits.ablation import Replacement
+from clearhead.circuits.attention_edges import AttentionEdges
 from clearhead.circuits.components import Components
+from clearhead.circuits.node_level import NodeLevel
 from clearhead.circuits.nodes import Nodes, select_rows
 from clearhead.circuits.rank import attribution, exact_effects, integrated_gradients, mask_gradient, relevance
 from clearhead.data.tasks import logit_difference
@@ -134,3 +136,16 @@ def test_attribution_underestimates_what_a_norm_cancels_and_relevance_does_not()
     exact = exact_effects(nodes, rows)[:, head]
     assert bool((attribution(nodes, rows)[:, head] < 0.1 * exact).all())
     torch.testing.assert_close(relevance(nodes, rows)[:, head], exact, rtol=1e-3, atol=0)
+
+
+def test_a_path_to_zero_in_front_of_a_norm_is_refused():
+    model, rows = tiny("gemma2"), random_rows()
+    with pytest.raises(ClearheadError, match="leads nowhere"):
+        NodeLevel.open(model, "heads", "zero").scores("ig", [rows])
+    with pytest.raises(ClearheadError, match="leads nowhere"):
+        AttentionEdges(model, "zero").scores("ig", [rows])
+    level = NodeLevel.open(model, "heads", "corrupt")
+    n = level.count(rows)
+    ends = level.evaluate(torch.stack([torch.zeros(1, n).bool(), torch.ones(1, n).bool()]), rows)[..., 0]
+    summed = integrated_gradients(level.nodes, rows, steps=20).sum(1)
+    torch.testing.assert_close(summed, ends[1] - ends[0], rtol=0, atol=0.02)

@@ -30,7 +30,7 @@ from clearhead.circuits.edge_patching import EdgePatching, Gating, open_edges, o
 from clearhead.circuits.level import Method
 from clearhead.circuits.metrics import METRICS, measure_logits
 from clearhead.circuits.nodes import BATCH_TOKENS, identify, select_rows
-from clearhead.circuits.rank import IG_STEPS
+from clearhead.circuits.rank import IG_STEPS, refuse_path_to_zero
 from clearhead.data.tasks import TaskBatch, logit_difference
 from clearhead.errors import ClearheadError, NonFiniteError, UnknownNameError
 from clearhead.model.access import Model
@@ -169,6 +169,8 @@ class AttentionEdges:
         """
         if steps is not None and steps < 1:
             raise ClearheadError(f"integrated gradients need at least 1 step, got {steps}")
+        if steps is not None and self.ablation == "zero" and not self.freeze_bos:
+            refuse_path_to_zero(self.model)
         patching = self._patching(rows)
         mixed = [None] if steps is None else [(step + 0.5) / steps for step in range(steps)]
         every = torch.stack([self._mask_gradient(patching, rows, share) for share in mixed]).mean(0)

@@ -27,6 +27,7 @@ from clearhead.circuits.nodes import Nodes, Opened
 from clearhead.circuits.rules import constant_patterns, linearised
 from clearhead.data.tasks import TaskBatch, logit_difference
 from clearhead.errors import ClearheadError, NonFiniteError
+from clearhead.model.access import Model
 
 IG_STEPS = 5
 """Points of integrated gradients."""
@@ -50,8 +51,21 @@ def integrated_gradients(nodes: Nodes, rows: TaskBatch, *, steps: int = IG_STEPS
     """The mean gradient of the mask on the straight path from nothing kept to all kept, at `steps` midpoints."""
     if steps < 1:
         raise ClearheadError(f"integrated gradients need at least 1 step, got {steps}")
+    if nodes.replacement.ablation == "zero":
+        refuse_path_to_zero(nodes.model)
     opened = nodes.open(rows)
     return torch.stack([mask_gradient(nodes, opened, (step + 0.5) / steps) for step in range(steps)]).mean(0)
+
+
+def refuse_path_to_zero(model: Model) -> None:
+    """Raises `ClearheadError` where a norm follows attention (Gemma 2, OLMo 2): it undoes the factor m common to all
+    heads, so that nothing changes on the path from all to none but at its very end, between all midpoints.
+    """
+    if model.family.post_attention_norm is not None:
+        raise ClearheadError(
+            f"{model.name} has a norm behind attention, which undoes a factor that all heads share: the path of"
+            " integrated gradients to zero leads nowhere; rank with exact or atp, or ablate with corrupt"
+        )
 
 
 def relevance(nodes: Nodes, rows: TaskBatch) -> Float64[Tensor, "b n"]:
