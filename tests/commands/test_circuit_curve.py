@@ -155,3 +155,11 @@ def test_edges_have_counts_agreement_and_files(
     edges = json.loads((tmp_path / "g/eap-1.json").read_text())["edges"]
     assert {name for name, edge in edges.items() if edge["in_graph"]} == set(summary["curves"][0]["circuit"])
     assert {name: edge["score"] for name, edge in edges.items()} == summary["scores"]["atp"]
+
+
+@pytest.mark.usefixtures("planted")
+def test_gates_are_frozen_where_a_model_has_some(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    options = ("--level", "attention-edges", "--gates", "frozen", "--out", str(tmp_path / "run"))
+    assert run("--model", "one", "--against", "two", *options) == 2
+    assert "one and two have no edge gates to hold" in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()

@@ -30,7 +30,7 @@ from clearhead.config import CircuitCurve
 from clearhead.config.task import is_file
 from clearhead.configfile import refuse_other_run
 from clearhead.data.tasks import TASKS, Task, TaskBatch, open_task
-from clearhead.errors import UnknownNameError
+from clearhead.errors import ClearheadError, UnknownNameError
 from clearhead.model.access import Model
 from clearhead.runs import RunDirectory, write_json
 from clearhead.view.curve_page import CurveRun, write_curve_page
@@ -62,6 +62,8 @@ def run(config: CircuitCurve) -> None:
     refuse_other_run(config.directory(), config)
     names = [config.model, *([config.against] if config.against else [])]
     models = [Model.load(name, dtype=config.dtype, device=config.device) for name in names]
+    if config.gates == "frozen" and all(model.gates is None for model in models):
+        raise ClearheadError(f"--gates frozen: {' and '.join(names)} have no edge gates to hold; leave out --gates")
     tasks = _tasks(models, config)
     settings = Settings(
         rank=config.ranking,
@@ -81,7 +83,7 @@ def run(config: CircuitCurve) -> None:
             config.ablation,
             reference,
             config.seed,
-            gates=config.gates,
+            gates="recomputed" if model.gates is None else config.gates,
             keep_sinks=config.keep_sinks,
         )
 
