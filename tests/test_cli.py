@@ -51,7 +51,8 @@ def test_help_of_every_verb_shows_every_option_and_its_text(verb, capsys):
     shown = " ".join(re.sub(r"[│╭╮╰╯─]", " ", help_of(capsys, verb)).split())
     assert f"usage: clearhead {verb}" in shown
     for field in dataclasses.fields(VERBS[verb]):
-        if field.default is not dataclasses.MISSING and field.name not in ("runs", "graphs"):  # a list of paths, without a name
+        lists = ("runs", "graphs")  # of paths, without a name
+        if field.default is not dataclasses.MISSING and field.name not in lists:
             assert f"--{field.name.replace('_', '-')}" in shown
     assert "--from" in shown and "--dry-run" in shown
     # attribute docstrings arrive whole

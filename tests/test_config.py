@@ -13,6 +13,7 @@ from clearhead.config import (
     Evaluate,
     GraphMerge,
     Replace,
+    Steer,
     TrainLorsa,
     View,
     resolve_layer,
@@ -25,10 +26,13 @@ from clearhead.errors import ClearheadError, CorruptFileError, UnknownNameError
 def example(cls):
     """The verb with its required fields filled in."""
     examples = {"run": Path("runs/x"), "head": 0, "checkpoints": "runs/x", "prompt": "a b", "task": "ioi"}
+    examples |= {"traced": Path("runs/x")}
     examples |= dict.fromkeys(("graph", "first", "second"), Path("runs/x/graph"))
     required = [field.name for field in dataclasses.fields(cls) if field.default is dataclasses.MISSING]
     if cls is Replace:
         return cls(dictionaries=("runs/x/transcoder",))
+    if cls is Steer:
+        return cls(traced=Path("runs/x"), turn=("mlp.0@1=0",))
     if cls is GraphMerge:
         return cls(graphs=(Path("a"), Path("b")))
     return cls(**{name: examples[name] for name in required})

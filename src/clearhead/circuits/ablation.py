@@ -109,8 +109,7 @@ class Replacement:
                 return self._mean_of_length(rows.clean.shape[1])
             case "resample":
                 return self._run(self._others(rows))
-            case "optimal":
-                return self._constants
+        return self._constants  # optimal
 
     def _run(self, tokens: Tensor) -> dict[str, Tensor]:
         run = self.model.run(tokens, read=self.sites)
