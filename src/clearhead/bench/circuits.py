@@ -1,11 +1,11 @@
 """What circuits cost: every head of one prompt patched alone, and the scores of all edges, against plain passes.
 
-The plain rows are the same batches, a layer's heads together, with the same edit of z; they run all layers and compute
-the logits of all positions. Ours begin at the edited layer from the cached stream and compute the last token's logits.
-Both give the same logit differences, which are compared. The scores of all attention edges and of all graph edges
-(attribution patching, the runs of the corrupt prompt included) stand against one forward and backward of transformers'
-own model to its embeddings, weights without gradients. Passes take turns; times are CPU and wall seconds. The prompt is
-random tokens: what they say changes no time.
+The plain rows have the same edit of z, the heads of three layers in a batch (as fast as larger ones); they run all
+layers and compute the logits of all positions. Ours begin at the edited layer from the cached stream and compute the
+last token's logits. Both give the same logit differences, which are compared. The scores of all attention edges and
+of all graph edges (attribution patching, the runs of the corrupt prompt included) stand against one forward and
+backward of transformers' own model to its embeddings, weights without gradients. Passes take turns; times are CPU and
+wall seconds. The prompt is random tokens: what they say changes no time.
 """
 
 import statistics
@@ -25,7 +25,10 @@ from clearhead.circuits.nodes import Nodes
 from clearhead.circuits.rank import exact_effects
 from clearhead.data.tasks import TaskBatch, logit_difference
 from clearhead.model.access import Model
-from clearhead.model.run import Run
+from clearhead.model.run import Edit
+
+TOGETHER = 3
+"""Layers whose heads are patched in one plain forward."""
 
 
 def time_circuits(model_name: str, *, tokens: int, repeats: int, threads: int) -> dict[str, float]:
@@ -114,16 +117,23 @@ def plain_effects(model: Model, rows: TaskBatch) -> Float[Tensor, " n"]:
     clean, other = rows.clean.to(model.device), model.run(rows.corrupt, read=["z.*"])
     whole = logit_difference(model.run(clean).logits[:, -1], rows)
     found = []
-    for layer in model.attention_layers:
-        own = torch.eye(model.n_heads, dtype=torch.bool, device=model.device)[:, None, :, None]
-
-        def overwrite(z: Tensor, _run: Run, own: Tensor = own, site: str = f"z.{layer}") -> Tensor:
-            return torch.where(own, other[site], z)
-
-        run = model.run(clean.expand(model.n_heads, -1), edit={f"z.{layer}": overwrite})
-        repeated = rows._replace(answers=rows.answers * model.n_heads, wrong_answers=rows.wrong_answers * model.n_heads)
+    heads = torch.eye(model.n_heads, dtype=torch.bool, device=model.device)
+    for start in range(0, len(model.attention_layers), TOGETHER):
+        layers = model.attention_layers[start : start + TOGETHER]
+        count = len(layers) * model.n_heads
+        edits: dict[str, Edit] = {}
+        for place, layer in enumerate(layers):
+            own = torch.zeros(count, model.n_heads, dtype=torch.bool, device=model.device)
+            own[place * model.n_heads : (place + 1) * model.n_heads] = heads
+            edits[f"z.{layer}"] = _overwriting(own[:, None, :, None], other[f"z.{layer}"])
+        run = model.run(clean.expand(count, -1), edit=edits)
+        repeated = rows._replace(answers=rows.answers * count, wrong_answers=rows.wrong_answers * count)
         found.append(whole - logit_difference(run.logits[:, -1], repeated))
     return torch.cat(found).double()
+
+
+def _overwriting(own: Tensor, value: Tensor) -> Edit:
+    return lambda z, _run: torch.where(own, value, z)
 
 
 def take_turns(work: Mapping[str, Callable[[], object]], repeats: int) -> dict[str, list[tuple[float, float]]]:

@@ -32,7 +32,7 @@ from clearhead.model.run import Edit, Run
 
 BATCH_TOKENS = 1024
 """Tokens of one forward, at most, unless a single row has more."""
-WORTH_A_FORWARD = 128
+WORTH_A_FORWARD = 512
 """With fewer tokens than this, rows join those that begin at a lower layer."""
 
 
