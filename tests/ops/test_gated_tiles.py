@@ -288,6 +288,7 @@ def test_memory_grows_with_positions_not_with_their_square():
     done = subprocess.run([sys.executable, "-c", PEAK], capture_output=True, text=True, check=True, env=alone)
     spent = [int(line) * 1024 for line in done.stdout.split()]
     assert len(spent) == 4 and min(spent) > 0
+    noise = 8 << 20  # pages of libraries and allocators, more on a busy machine
     for (small, large), times, t in zip((spent[:2], spent[2:]), (4, 2), (32768, 6144), strict=True):
-        assert large < 1.5 * times * small  # were it quadratic: times²
-        assert large < t**2 * 4 / 4  # a matrix of scores takes four times that
+        assert large < 1.5 * times * small + noise
+        assert large < t**2 * 4 / 8 + noise  # an eighth of one matrix of scores; inputs and outputs are far less
