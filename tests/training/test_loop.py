@@ -18,6 +18,7 @@ from clearhead.dictionaries.dictionary import load_tensors
 from clearhead.errors import ClearheadError, CorruptFileError, NonFiniteError
 from clearhead.runs import RunDirectory, read_json
 from clearhead.training import train as train_module
+from clearhead.training import train_dictionary
 from clearhead.training.checkpoint import list_checkpoints
 from clearhead.training.train import train_lorsa
 
@@ -50,7 +51,7 @@ def in_subprocess(config, tmp_path, *launcher: str) -> subprocess.Popen:
 def stop_when(step: int, action):
     """A source of activations that calls `action` before it serves the batch of `step`."""
 
-    class Stopping(train_module.LiveActivations):
+    class Stopping(train_dictionary.LiveActivations):
         served = 0
 
         def batch(self, block_indices) -> Activations:
@@ -83,7 +84,7 @@ def test_half_plus_resumed_half_equals_the_whole_bitwise(short, tmp_path, monkey
     whole = dataclasses.replace(short, out=tmp_path / "whole")
     train_lorsa(whole)
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt, match="saved after step 6 of 12"):
-        patch.setattr(train_module, "LiveActivations", stop_when(5, lambda: os.kill(os.getpid(), signal.SIGINT)))
+        patch.setattr(train_dictionary, "LiveActivations", stop_when(5, lambda: os.kill(os.getpid(), signal.SIGINT)))
         train_lorsa(short)
     assert list_checkpoints(short.out)[-1].name == "step-00000006"
     assert not (short.out / "lorsa").exists()
@@ -179,12 +180,12 @@ def test_a_full_disk_keeps_the_last_checkpoint(short, monkeypatch):
 
 
 def test_a_loss_that_is_no_number_stops_the_run(short, monkeypatch):
-    class Broken(train_module.LiveActivations):
+    class Broken(train_dictionary.LiveActivations):
         def batch(self, block_indices) -> Activations:
             batch = super().batch(block_indices)
             return batch._replace(y=batch.y * float("inf")) if len(block_indices) == 2 else batch
 
-    monkeypatch.setattr(train_module, "LiveActivations", Broken)
+    monkeypatch.setattr(train_dictionary, "LiveActivations", Broken)
     with pytest.raises(NonFiniteError, match="at step 0.*Lower --lr"):
         train_lorsa(short)
 

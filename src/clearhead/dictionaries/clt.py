@@ -12,7 +12,6 @@ transcoders cannot. Not here: features for attention outputs, skip connections.
 """
 
 import dataclasses
-from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
@@ -21,13 +20,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from clearhead.dictionaries.activation import ROW_SPARSE, Coded, Codes, activate, compact
-from clearhead.dictionaries.dictionary import (
-    config_from,
-    load_dictionary,
-    load_state,
-    push_to_hub,
-    save_dictionary,
-)
+from clearhead.dictionaries.dictionary import SavedDictionary
 from clearhead.dictionaries.transcoder import FeatureActivation, check_features
 from clearhead.errors import ClearheadError
 from clearhead.ops.sparse import decode
@@ -57,7 +50,7 @@ class CltConfig:
         check_features(self, ("d_model", "n_layers", "n_features", "k"))
 
 
-class Clt(nn.Module):
+class Clt(SavedDictionary):
     """Features of all layers of a model. Parameters (see the module's formulas):
 
     W_enc [L, n, d]; b_enc [L, n]; W_dec, a list of L: [n, L - l, d]; b_dec [L, d]; with jumprelu `log_threshold`
@@ -65,13 +58,12 @@ class Clt(nn.Module):
     """
 
     KIND: ClassVar[str] = "clt"
+    CONFIG: ClassVar[type] = CltConfig
+    config: CltConfig
     threshold: Tensor
 
     def __init__(self, config: CltConfig, provenance: dict[str, Any] | None = None):
-        super().__init__()
-        self.config = config
-        self.provenance: dict[str, Any] = provenance or {}
-        self.metrics: dict[str, float] = {}
+        super().__init__(config, provenance)
         layers, n, d = config.n_layers, config.n_features, config.d_model
         self.W_enc = nn.Parameter(torch.zeros(layers, n, d))
         self.b_enc = nn.Parameter(torch.zeros(layers, n))
@@ -202,21 +194,3 @@ class Clt(nn.Module):
         for layer in range(self.n_layers):
             self.W_dec[layer] /= scale[layer:]
         return self
-
-    def save_pretrained(self, folder: str | Path) -> Path:
-        """Write `model.safetensors`, `config.json` and a card with `provenance` and `metrics` into `folder`."""
-        return save_dictionary(folder, self.KIND, self, self.config, self.provenance, self.metrics)
-
-    @classmethod
-    def from_pretrained(cls, name: str | Path) -> "Clt":
-        """Load from a folder or a hub id; refuses unknown keys and weights that do not fit."""
-        record, tensors = load_dictionary(name, cls.KIND)
-        config = config_from(CltConfig, record["config"], f"{name}/config.json", str(record.get("clearhead")))
-        module = cls(config, record["provenance"])
-        load_state(module, tensors, str(name))
-        module.metrics = record["metrics"]
-        return module.eval()
-
-    def push_to_hub(self, repo_id: str, folder: str | Path, **options: Any) -> str:
-        """Save into `folder` and upload it as `repo_id`."""
-        return push_to_hub(self.save_pretrained(folder), repo_id, **options)

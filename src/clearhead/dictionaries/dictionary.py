@@ -8,7 +8,7 @@ newer version never loads half. No pickle is read or written.
 import dataclasses
 from pathlib import Path
 from types import UnionType
-from typing import Any, Literal, Union, get_args, get_origin
+from typing import Any, ClassVar, Literal, Self, Union, get_args, get_origin
 
 import torch
 from safetensors import SafetensorError
@@ -158,6 +158,38 @@ def load_state(module: torch.nn.Module, tensors: dict[str, torch.Tensor], where:
     if broken:
         raise CorruptFileError(f"{broken[0]} in {where} holds NaN or infinity; restore the file or train again")
     module.load_state_dict(tensors)
+
+
+class SavedDictionary(torch.nn.Module):
+    """A module of one kind that is kept in a folder: what all dictionaries share."""
+
+    KIND: ClassVar[str]
+    CONFIG: ClassVar[type]
+    """The dataclass of its configuration."""
+
+    def __init__(self, config: Any, provenance: dict[str, Any] | None = None):
+        super().__init__()
+        self.config = config
+        self.provenance: dict[str, Any] = provenance or {}
+        self.metrics: dict[str, float] = {}
+
+    def save_pretrained(self, folder: str | Path) -> Path:
+        """Write `model.safetensors`, `config.json` and a card with `provenance` and `metrics` into `folder`."""
+        return save_dictionary(folder, self.KIND, self, self.config, self.provenance, self.metrics)
+
+    @classmethod
+    def from_pretrained(cls, name: str | Path) -> Self:
+        """Load from a folder or a hub id; refuses unknown keys and weights that do not fit."""
+        record, tensors = load_dictionary(name, cls.KIND)
+        config = config_from(cls.CONFIG, record["config"], f"{name}/config.json", str(record.get("clearhead")))
+        module = cls(config, record["provenance"])
+        load_state(module, tensors, str(name))
+        module.metrics = record["metrics"]
+        return module.eval()
+
+    def push_to_hub(self, repo_id: str, folder: str | Path, **options: Any) -> str:
+        """Save into `folder` and upload it as `repo_id`."""
+        return push_to_hub(self.save_pretrained(folder), repo_id, **options)
 
 
 def push_to_hub(folder: Path, repo_id: str, *, private: bool = False, revision: str | None = None) -> str:

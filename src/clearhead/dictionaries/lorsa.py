@@ -14,8 +14,7 @@ Training, losses and schedules are in `clearhead.training`; how the weights star
 """
 
 import dataclasses
-from pathlib import Path
-from typing import Any, Literal, NamedTuple, cast
+from typing import Any, ClassVar, Literal, NamedTuple, cast
 
 import torch
 import torch.nn.functional as F
@@ -23,13 +22,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from clearhead.dictionaries.activation import ROW_SPARSE, Activation, activate, compact
-from clearhead.dictionaries.dictionary import (
-    config_from,
-    load_dictionary,
-    load_state,
-    push_to_hub,
-    save_dictionary,
-)
+from clearhead.dictionaries.dictionary import SavedDictionary
 from clearhead.errors import ClearheadError, UnknownNameError
 from clearhead.model.rope import RopeSpec, rotate
 from clearhead.ops.lorsa import attend, attend_topk, pattern
@@ -112,18 +105,19 @@ class LorsaOutput(NamedTuple):
     """Activations; for relu, jumprelu and batchtopk all heads are listed and most values are 0."""
 
 
-class Lorsa(nn.Module):
+class Lorsa(SavedDictionary):
     """A dictionary of rank-1 attention heads for one layer. Parameters (see the module's formulas):
 
     W_Q, W_K [g, dh, d]; W_V, W_O [n, d]; b_Q, b_K [g, dh]; b_V [n]; b_D [d]; with qk_norm also q_gain and k_gain
     [g, dh]; with sinks `sink` [g]; with jumprelu `log_threshold` [n]; with batchtopk the buffer `threshold` [].
     """
 
+    KIND: ClassVar[str] = "lorsa"
+    CONFIG: ClassVar[type] = LorsaConfig
+    config: LorsaConfig
+
     def __init__(self, config: LorsaConfig, provenance: dict[str, Any] | None = None):
-        super().__init__()
-        self.config = config
-        self.provenance: dict[str, Any] = provenance or {}
-        self.metrics: dict[str, float] = {}
+        super().__init__(config, provenance)
         g, dh, d, n = config.n_groups, config.d_qk, config.d_model, config.n_heads
         self.W_Q = nn.Parameter(torch.zeros(g, dh, d))
         self.W_K = nn.Parameter(torch.zeros(g, dh, d))
@@ -328,21 +322,3 @@ class Lorsa(nn.Module):
         if self.config.activation == "batchtopk":
             self.threshold /= output_scale
         return self
-
-    def save_pretrained(self, folder: str | Path) -> Path:
-        """Write `model.safetensors`, `config.json` and a card with `provenance` and `metrics` into `folder`."""
-        return save_dictionary(folder, "lorsa", self, self.config, self.provenance, self.metrics)
-
-    @classmethod
-    def from_pretrained(cls, name: str | Path) -> "Lorsa":
-        """Load from a folder or a hub id; refuses unknown keys and weights that do not fit."""
-        record, tensors = load_dictionary(name, "lorsa")
-        config = config_from(LorsaConfig, record["config"], f"{name}/config.json", str(record.get("clearhead")))
-        lorsa = cls(config, record["provenance"])
-        load_state(lorsa, tensors, str(name))
-        lorsa.metrics = record["metrics"]
-        return lorsa.eval()
-
-    def push_to_hub(self, repo_id: str, folder: str | Path, **options: Any) -> str:
-        """Save into `folder` and upload it as `repo_id`."""
-        return push_to_hub(self.save_pretrained(folder), repo_id, **options)

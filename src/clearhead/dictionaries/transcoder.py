@@ -11,7 +11,6 @@ layers (clt.py), training, initial weights.
 """
 
 import dataclasses
-from pathlib import Path
 from typing import Any, ClassVar, Literal, Self
 
 import torch
@@ -20,13 +19,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from clearhead.dictionaries.activation import ROW_SPARSE, Coded, Codes, activate, compact
-from clearhead.dictionaries.dictionary import (
-    config_from,
-    load_dictionary,
-    load_state,
-    push_to_hub,
-    save_dictionary,
-)
+from clearhead.dictionaries.dictionary import SavedDictionary
 from clearhead.errors import ClearheadError, UnknownNameError
 from clearhead.ops.sparse import decode
 
@@ -70,7 +63,7 @@ def check_features(config: Any, counts: tuple[str, ...]) -> None:
         raise UnknownNameError("activation", config.activation, ACTIVATIONS)
 
 
-class Transcoder(nn.Module):
+class Transcoder(SavedDictionary):
     """A dictionary of features for one layer. Parameters (see the module's formulas):
 
     W_enc [n, d_in]; b_enc [n]; W_dec [n, d_out]; b_dec [d_out]; with `skip` W_skip [d_in, d_out], else None; with
@@ -80,13 +73,12 @@ class Transcoder(nn.Module):
     """
 
     KIND: ClassVar[str] = "transcoder"
+    CONFIG: ClassVar[type] = TranscoderConfig
+    config: TranscoderConfig
     threshold: Tensor
 
     def __init__(self, config: TranscoderConfig, provenance: dict[str, Any] | None = None):
-        super().__init__()
-        self.config = config
-        self.provenance: dict[str, Any] = provenance or {}
-        self.metrics: dict[str, float] = {}
+        super().__init__(config, provenance)
         n = config.n_features
         self.W_enc = nn.Parameter(torch.zeros(n, config.d_in))
         self.b_enc = nn.Parameter(torch.zeros(n))
@@ -192,21 +184,3 @@ class Transcoder(nn.Module):
         if self.config.activation == "batchtopk":
             self.threshold /= output_scale
         return self
-
-    def save_pretrained(self, folder: str | Path) -> Path:
-        """Write `model.safetensors`, `config.json` and a card with `provenance` and `metrics` into `folder`."""
-        return save_dictionary(folder, self.KIND, self, self.config, self.provenance, self.metrics)
-
-    @classmethod
-    def from_pretrained(cls, name: str | Path) -> Self:
-        """Load from a folder or a hub id; refuses unknown keys and weights that do not fit."""
-        record, tensors = load_dictionary(name, cls.KIND)
-        config = config_from(TranscoderConfig, record["config"], f"{name}/config.json", str(record.get("clearhead")))
-        module = cls(config, record["provenance"])
-        load_state(module, tensors, str(name))
-        module.metrics = record["metrics"]
-        return module.eval()
-
-    def push_to_hub(self, repo_id: str, folder: str | Path, **options: Any) -> str:
-        """Save into `folder` and upload it as `repo_id`."""
-        return push_to_hub(self.save_pretrained(folder), repo_id, **options)

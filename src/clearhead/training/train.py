@@ -7,20 +7,18 @@ model's own attention.
 from typing import Any
 
 from clearhead.config import TrainLorsa
-from clearhead.data.harvest import Activations, LiveActivations
+from clearhead.data.harvest import ATTENTION, Activations
 from clearhead.data.order import indices
-from clearhead.data.store import ActivationStore
-from clearhead.data.text import TokenBlocks, token_blocks
+from clearhead.data.text import TokenBlocks
 from clearhead.dictionaries.init import draw_sample, initialise, lorsa_config
 from clearhead.dictionaries.lorsa import Lorsa
-from clearhead.errors import ClearheadError
 from clearhead.model.access import Model
 from clearhead.model.geometry import attention_geometry, verify_scores
 from clearhead.model.weights import attention_weights
 from clearhead.training.dictionary_task import Scales, measure_scales
 from clearhead.training.loop import Source
 from clearhead.training.lorsa import LorsaTask
-from clearhead.training.train_dictionary import SAMPLE_BLOCKS, Recipe, train_dictionary
+from clearhead.training.train_dictionary import SAMPLE_BLOCKS, Recipe, layer_of, open_layer, train_dictionary
 
 
 def train_lorsa(config: TrainLorsa) -> dict[str, Any]:
@@ -33,29 +31,8 @@ def train_lorsa(config: TrainLorsa) -> dict[str, Any]:
 
 
 def open_source(model: Model, config: TrainLorsa) -> tuple[Source[Activations], TokenBlocks]:
-    """The activations to train on: read from a store, or computed from the text as they are needed."""
-    store = ActivationStore(config.store) if config.store else None
-    # a store is read as a whole, whatever the number of training tokens: fewer are a part of an epoch, more are several
-    n_tokens = len(store) * store.context if store else config.tokens
-    blocks = token_blocks(model, config.text, split="train", n_tokens=n_tokens, context=config.context, at_most=True)
-    layer = layer_of(config)
-    if store is None:
-        return LiveActivations(model, blocks, layer), blocks
-    store.check(
-        model=config.model,
-        layer=layer,
-        text_sha256=blocks.sha256,
-        dtype=model.dtype,
-        revision=model.revision,
-    )
-    return store, blocks
-
-
-def layer_of(config: TrainLorsa) -> int:
-    """The layer of a resolved configuration."""
-    if config.layer is None:
-        raise ClearheadError("the configuration names no layer; resolve it with the model's shape first")
-    return config.layer
+    """The activations to train on, and the text they come from."""
+    return open_layer(model, config, ATTENTION)
 
 
 def empty_lorsa(model: Model, config: TrainLorsa) -> Lorsa:

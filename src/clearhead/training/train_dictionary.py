@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from clearhead.config import TrainDictionary
-from clearhead.data.harvest import Activations
-from clearhead.data.text import TokenBlocks
+from clearhead.data.harvest import Activations, LiveActivations
+from clearhead.data.store import ActivationStore
+from clearhead.data.text import TokenBlocks, token_blocks
 from clearhead.errors import ClearheadError
 from clearhead.model.access import Model
 from clearhead.runs import RunDirectory
@@ -130,3 +131,30 @@ def provenance(config: TrainDictionary, model: Model, blocks: TokenBlocks, sites
         "tokens": config.steps() * config.batch_tokens,
         "training": dataclasses.asdict(config) | {"out": None, "store": None},
     }
+
+
+def open_layer(model: Model, config: Any, sites: tuple[str, str]) -> tuple[Source[Activations], TokenBlocks]:
+    """The activations of one layer's `sites` to train on: read from a store, or computed from the text as needed."""
+    store = ActivationStore(config.store) if config.store else None
+    # a store is read as a whole, whatever the number of training tokens: fewer are a part of an epoch, more are several
+    n_tokens = len(store) * store.context if store else config.tokens
+    blocks = token_blocks(model, config.text, split="train", n_tokens=n_tokens, context=config.context, at_most=True)
+    layer = layer_of(config)
+    if store is None:
+        return LiveActivations(model, blocks, layer, sites=sites), blocks
+    store.check(
+        model=config.model,
+        layer=layer,
+        sites=sites,
+        text_sha256=blocks.sha256,
+        dtype=model.dtype,
+        revision=model.revision,
+    )
+    return store, blocks
+
+
+def layer_of(config: Any) -> int:
+    """The layer of a resolved configuration."""
+    if config.layer is None:
+        raise ClearheadError("the configuration names no layer; resolve it with the model's shape first")
+    return config.layer

@@ -7,18 +7,16 @@ come from a sample of the activations that are trained on.
 from typing import Any
 
 from clearhead.config import TrainSae, TrainTranscoder
-from clearhead.data.harvest import Activations, LiveActivations
+from clearhead.data.harvest import Activations
 from clearhead.data.order import indices
-from clearhead.data.store import ActivationStore
-from clearhead.data.text import TokenBlocks, token_blocks
+from clearhead.data.text import TokenBlocks
 from clearhead.dictionaries.init_features import initialise_features
 from clearhead.dictionaries.sae import Sae
 from clearhead.dictionaries.transcoder import Transcoder, TranscoderConfig
-from clearhead.errors import ClearheadError
 from clearhead.model.access import Model
 from clearhead.training.dictionary_task import DictionaryTask, Scales, measure_scales, ordinary
 from clearhead.training.loop import Source
-from clearhead.training.train_dictionary import SAMPLE_BLOCKS, Recipe, train_dictionary
+from clearhead.training.train_dictionary import SAMPLE_BLOCKS, Recipe, layer_of, open_layer, train_dictionary
 
 OneLayer = TrainTranscoder | TrainSae
 
@@ -40,29 +38,8 @@ def train_sae(config: TrainSae) -> dict[str, Any]:
 
 
 def open_source(model: Model, config: OneLayer) -> tuple[Source[Activations], TokenBlocks]:
-    """The activations to train on: read from a store, or computed from the text as they are needed."""
-    store = ActivationStore(config.store) if config.store else None
-    n_tokens = len(store) * store.context if store else config.tokens
-    blocks = token_blocks(model, config.text, split="train", n_tokens=n_tokens, context=config.context, at_most=True)
-    layer = layer_of(config)
-    if store is None:
-        return LiveActivations(model, blocks, layer, sites=config.sites()), blocks
-    store.check(
-        model=config.model,
-        layer=layer,
-        sites=config.sites(),
-        text_sha256=blocks.sha256,
-        dtype=model.dtype,
-        revision=model.revision,
-    )
-    return store, blocks
-
-
-def layer_of(config: OneLayer) -> int:
-    """The layer of a resolved configuration."""
-    if config.layer is None:
-        raise ClearheadError("the configuration names no layer; resolve it with the model's shape first")
-    return config.layer
+    """The activations to train on, and the text they come from."""
+    return open_layer(model, config, config.sites())
 
 
 def draw_pairs(source: Source[Activations], seed: int) -> Activations:
