@@ -6,7 +6,7 @@ import torch
 
 from clearhead.analysis import shares as share
 from clearhead.analysis.analyze import analyze
-from clearhead.analysis.catalogue import head_units, lorsa_units
+from clearhead.analysis.unit_rows import head_units, lorsa_units
 from clearhead.data.text import TokenBlocks
 from clearhead.errors import ClearheadError, NonFiniteError
 

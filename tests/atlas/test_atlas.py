@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from clearhead.atlas import SCHEMA_VERSION, TABLES, Atlas, AtlasWriter
+from clearhead.atlas import SCHEMA_VERSION, TABLES, Atlas, AtlasWriter, add_tables
 from clearhead.atlas.schema import SINCE
 from clearhead.errors import ClearheadError, CorruptFileError, NonFiniteError, UnknownNameError
 from clearhead.units import Graph, Provenance, Unit
@@ -240,3 +240,30 @@ def test_reference_lists_exactly_the_columns():
         for table, columns in TABLES.items()
     }
     assert documented == expected
+
+
+def test_tables_are_added_to_an_atlas_that_keeps_the_others(path):
+    before = Atlas(path)
+    units, examples = before.units(), before.examples("lorsa.1.0")
+    row = {"unit_id": ["lorsa.1.0"], "measure": ["explained"], "value": [0.5], "cases": [3]}
+    add_tables(path, {"trust": [row, {**row, "unit_id": ["lorsa.1.1"]}]})
+    after = Atlas(path)
+    assert (after.units(), after.examples("lorsa.1.0")) == (units, examples)
+    assert [r["unit_id"] for r in after.sql("select * from trust")] == ["lorsa.1.0", "lorsa.1.1"]
+    assert after.about["model"] == "toy"
+    add_tables(path, {"trust": [row]})
+    assert len(Atlas(path).sql("select * from trust")) == 1
+    with pytest.raises(UnknownNameError, match="atlas table"):
+        add_tables(path, {"thrust": [row]})
+    assert len(Atlas(path).sql("select * from trust")) == 1
+
+
+def test_an_older_atlas_becomes_a_new_one_when_tables_are_added(path):
+    about = json.loads((path / "atlas.json").read_text())
+    (path / "atlas.json").write_text(json.dumps({**about, "schema": 2}))
+    for table in ("behaviours", "trust"):
+        (path / f"{table}.parquet").unlink()
+    add_tables(path, {"trust": [{"unit_id": ["lorsa.1.0"], "measure": ["x"], "value": [1.0], "cases": [1]}]})
+    after = Atlas(path)
+    assert after.about["schema"] == SCHEMA_VERSION
+    assert (len(after.units()), after.sql("select * from behaviours")) == (3, [])

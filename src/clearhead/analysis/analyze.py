@@ -22,11 +22,11 @@ from torch import Tensor
 
 from clearhead.analysis import shares as share
 from clearhead.analysis.activity import Activity
-from clearhead.analysis.catalogue import head_rows, lorsa_rows
 from clearhead.analysis.contexts import Contexts
 from clearhead.analysis.entries import Entries, entries_of
 from clearhead.analysis.examples import ExampleCollector
 from clearhead.analysis.logits import logit_effects
+from clearhead.analysis.unit_rows import head_rows, lorsa_rows
 from clearhead.atlas.read import Atlas
 from clearhead.atlas.write import AtlasWriter
 from clearhead.data.text import TokenBlocks

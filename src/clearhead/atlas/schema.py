@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 
 _text, _int, _float, _double, _bool = pa.string(), pa.int64(), pa.float32(), pa.float64(), pa.bool_()
 _effect = pa.struct([pa.field("token", _text), pa.field("token_id", _int), pa.field("logit", _float)])
@@ -174,10 +174,68 @@ TABLES: dict[str, tuple[Column, ...]] = {
         Column("overlap", _double, "mean squared cosine of the principal angles between what the two heads read"),
         Column("random", _double, "the same for two random spaces of these sizes"),
     ),
+    "behaviours": (
+        Column("unit_id", _text, "unit that was tested"),
+        Column("behaviour", _text, "name of the behaviour, `induction`, `previous_token`, ..."),
+        Column("score", _double, "the detector's score"),
+        Column("threshold", _double, "the score from which the behaviour counts as found, fixed on planted cases"),
+        Column("found", _bool, "score is at least the threshold, on enough cases"),
+        Column("cases", _int, "cases the score was measured on"),
+        Column("tokens", pa.list_(_text), "tokens of the case that shows it best; empty where none does"),
+        Column("query", _int, "place of the query among these tokens", optional=True),
+        Column("keys", pa.list_(_int), "places of the tokens it reads there, largest contribution first"),
+    ),
+    "relations": (
+        Column("unit_id", _text, "unit described"),
+        Column(
+            "relation",
+            _text,
+            "`reads` or `writes` (its value path), `query` or `key` (what makes it look), `modes` (of its host heads)",
+        ),
+        Column("rank", _int, "place within the relation, 0 for the largest"),
+        Column("other", _text, "what it relates to: `embedding.11`, `logit.11`, `feature.12.7`, `mode.12.3.0`, ..."),
+        Column("label", _text, "that in words: the token's text, the feature's label, or empty"),
+        Column("value", _double, "strength; docs/concepts/lorsa.md says of what, for each relation"),
+    ),
+    "families": (
+        Column("family", _text, "name of the family; unique"),
+        Column("layer", _int, "layer of the model"),
+        Column("units", pa.list_(_text), "its members, the most active first"),
+        Column("overlap", _double, "mean overlap of the members' source tokens with the family's own"),
+        Column("read_rank", _double, "effective dimensions that the members' read vectors span"),
+        Column("write_rank", _double, "the same for what they write"),
+        Column("label", _text, "what the members have in common, in words; may be empty"),
+    ),
+    "trust": (
+        Column("unit_id", _text, "unit measured"),
+        Column(
+            "measure", _text, "`seed_stability`, `causal_effect`, `predicted_effect`, `explained`, `host_share`, ..."
+        ),
+        Column("value", _double, "the number"),
+        Column("low", _double, "lower end of its 95 % interval", optional=True),
+        Column("high", _double, "upper end", optional=True),
+        Column("cases", _int, "tokens, prompts or seeds it rests on"),
+    ),
+    "explanations": (
+        Column("unit_id", _text, "unit explained"),
+        Column("explainer", _text, "who wrote it: `template`, or the name of a language model"),
+        Column("explanation", _text, "the explanation"),
+        Column(
+            "scorer", _text, "`detection`, `fuzzing` or `intruder`; empty for an explanation not scored", optional=True
+        ),
+        Column("judge", _text, "who judged: `template`, or the name of a language model", optional=True),
+        Column("score", _double, "balanced accuracy of the judge, 0.5 is chance", optional=True),
+        Column("low", _double, "lower end of its 95 % interval", optional=True),
+        Column("high", _double, "upper end", optional=True),
+        Column("cases", _int, "examples judged", optional=True),
+    ),
 }
 """Columns of each table, in order."""
 
-SINCE: dict[str, int] = dict.fromkeys(("prompts", "spectra", "controls", "firings", "modes", "shared_modes"), 2)
+SINCE: dict[str, int] = {
+    **dict.fromkeys(("prompts", "spectra", "controls", "firings", "modes", "shared_modes"), 2),
+    **dict.fromkeys(("behaviours", "relations", "families", "trust", "explanations"), 3),
+}
 """The schema version that brought a table, where not the first; an older atlas reads as if the table were empty."""
 
 

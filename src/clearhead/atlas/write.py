@@ -19,7 +19,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from clearhead.atlas.schema import SCHEMA_VERSION, TABLES, arrow_schema
+from clearhead.atlas.read import Atlas
+from clearhead.atlas.schema import SCHEMA_VERSION, SINCE, TABLES, arrow_schema
 from clearhead.errors import ClearheadError, NonFiniteError, UnknownNameError
 from clearhead.hub import NO_ROOM
 from clearhead.runs import environment, write_json
@@ -91,6 +92,13 @@ class AtlasWriter:
                 pa.Table.from_arrays(arrays, schema=arrow_schema(table)), row_group_size=ROWS_PER_GROUP
             )
 
+    def copy(self, table: str, file: Path) -> None:
+        """Add all rows of another atlas' file of this table."""
+        with _full_disk_explained(self.path):
+            for batch in pq.ParquetFile(file).iter_batches(ROWS_PER_GROUP):
+                rows = pa.Table.from_batches([batch]).cast(arrow_schema(table))
+                self._writers[table].write_table(rows, row_group_size=ROWS_PER_GROUP)
+
     def append_graphs(self, graphs: Iterable[tuple[str, Graph]]) -> None:
         """Add graphs under their names; raises `ClearheadError` for one with more than units and edges to keep."""
         rows: dict[str, list[Any]] = {column.name: [] for column in TABLES["graphs"]}
@@ -154,6 +162,22 @@ class AtlasWriter:
             shutil.rmtree(old)
         else:
             self._aside.rename(self.path)
+
+
+def add_tables(path: str | Path, tables: Mapping[str, Iterable[Mapping[str, Any]]]) -> None:
+    """Give an existing atlas these tables, each as parts of columns; what they held before goes, the others stay.
+
+    All or nothing, as for `AtlasWriter`; an older atlas becomes one of this version. Raises as `Atlas` and
+    `AtlasWriter.append` do.
+    """
+    old = Atlas(path)
+    with AtlasWriter(path, old.about) as atlas:
+        for table in TABLES:
+            if table not in tables and SINCE.get(table, 1) <= old.about["schema"]:
+                atlas.copy(table, old.path / f"{table}.parquet")
+        for table, parts in tables.items():
+            for columns in parts:
+                atlas.append(table, columns)
 
 
 def _array(table: str, name: str, values: Any, kind: pa.DataType) -> pa.Array:
