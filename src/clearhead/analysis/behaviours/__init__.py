@@ -1,0 +1,1 @@
+"""Which known behaviours a unit shows: detectors with thresholds fixed on planted cases."""

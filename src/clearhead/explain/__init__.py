@@ -1,0 +1,1 @@
+"""Explanations of units in words, written and judged by a language model or by counting, and their scores."""
