@@ -12,11 +12,13 @@ from clearhead.config import (
     BenchLorsa,
     Evaluate,
     GraphMerge,
+    Harvest,
     Replace,
     Steer,
     TrainLorsa,
     View,
     resolve_layer,
+    resolve_layers,
 )
 from clearhead.config.verb import shortened
 from clearhead.configfile import differences, from_dict, from_file, refuse_other_run
@@ -77,7 +79,7 @@ def test_unknown_key_names_the_nearest_and_the_version_that_wrote_it():
         ({"schema": 1, "verb": "train lorsa", "k": "64"}, CorruptFileError, "k in .* is '64', expected int"),
         ({"schema": 1, "verb": "train lorsa", "k": True}, CorruptFileError, "is True, expected int"),
         ({"schema": 1, "verb": "train lorsa", "bf16": 1}, CorruptFileError, "is 1, expected bool"),
-        ({"schema": 1, "verb": "train lorsa", "layer": 1.5}, CorruptFileError, "expected int or null"),
+        ({"schema": 1, "verb": "train lorsa", "layer": 1.5}, CorruptFileError, "expected int or str or null"),
         ({"schema": 1, "verb": "train lorsa", "init": "dta"}, CorruptFileError, "did you mean 'data'"),
         ({"schema": 1, "verb": "train lorsa", "k": 0}, ClearheadError, "give a number above 0"),
     ],
@@ -181,6 +183,24 @@ def test_layers_count_from_both_ends_and_no_further():
     for layer in (30, -31):
         with pytest.raises(ClearheadError, match=f"there is no layer {layer}: the model has 30, give 0 to 29"):
             resolve_layer(layer, 30)
+
+
+def test_several_layers_are_numbers_with_commas_or_all():
+    assert resolve_layers("all", 3) == [0, 1, 2] and resolve_layers(5, 30) == [5]
+    assert resolve_layers("12, 5,-1,5", 30) == [5, 12, 29]
+    with pytest.raises(ClearheadError, match="there is no layer 30"):
+        resolve_layers("5,30", 30)
+    with pytest.raises(ClearheadError, match="--layer 5,12 names several layers"):
+        resolve_layer("5,12", 30)
+    for words in ("every", "5;12", "5,", ""):
+        with pytest.raises(ClearheadError, match="give a number, several as 5,12,17, or all"):
+            TrainLorsa(layer=words)
+
+
+def test_several_layers_lie_in_one_directory():
+    assert Harvest(layer=3).directory(3) == Path("stores/smollm2-3-default")
+    assert Harvest(layer="all").directory(3) == Path("stores/smollm2-layers-default/3")
+    assert Harvest(layer="3,4", site="mlp", out=Path("a")).directory(3) == Path("a/3")
 
 
 def test_steps_round_up():

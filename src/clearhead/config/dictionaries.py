@@ -5,14 +5,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, Literal, Self
 
-from clearhead.config.verb import OfModel, resolve_layer
+from clearhead.config.verb import Layers, OfLayers, resolve_layer
 
 FeatureActivation = Literal["topk", "batchtopk", "jumprelu", "relu"]
+TranscoderSite = Literal["mlp", "attention"]
 Tracker = Literal["none", "wandb", "trackio", "tensorboard"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrainDictionary(OfModel):
+class TrainDictionary(OfLayers):
     """What every training of a dictionary is told: how long, how fast, how sparse, where to."""
 
     seed: int = 0
@@ -110,14 +111,16 @@ class TrainTranscoder(TrainFeatures):
 
     verb: ClassVar[str] = "train transcoder"
 
-    layer: int | None = None
-    """Layer whose MLP is imitated; negative counts from the end. Derived: the middle layer."""
+    layer: Layers = None
+    """Layer whose MLP is imitated, negative from the end; or several, as 5,12,17 or all. Derived: the middle layer."""
+    site: TranscoderSite = "mlp"
+    """What is imitated: mlp, or attention, token by token from its input."""
     skip: bool = False
     """Add a linear map from input to output beside the features."""
     store: Path | None = None
-    """Activation store written by `clearhead harvest`. Derived: none, activations are computed as they are needed."""
+    """Store of `clearhead harvest`, or folder of several. Derived: none, computed as needed; several: made in --out."""
     out: Path | None = None
-    """Run directory. Derived: runs/<model>-<layer>-transcoder-f<features>-k<k>."""
+    """Run directory. Derived: runs/<model>-<layer>-transcoder-f<features>-k<k>, for attention attention-transcoder."""
 
     def resolved(self, *, n_layers: int, d_model: int) -> Self:
         """The same configuration with every derived field filled in from the model's shape; validated again."""
@@ -126,12 +129,12 @@ class TrainTranscoder(TrainFeatures):
 
     def directory(self) -> Path:
         """The run directory; defined once `layer` and `features` are."""
-        name = f"{Path(self.model).name}-{self.layer}-transcoder-f{self.features}-k{self.k}"
-        return self.out or Path("runs") / name
+        kind = "transcoder" if self.site == "mlp" else "attention-transcoder"
+        return self.out or Path("runs") / f"{Path(self.model).name}-{self.layer}-{kind}-f{self.features}-k{self.k}"
 
     def sites(self) -> tuple[str, str]:
         """The sites of input and output, without their layer."""
-        return "mlp_in", "mlp_out"
+        return ("mlp_in", "mlp_out") if self.site == "mlp" else ("attn_in", "attn_out")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -140,12 +143,12 @@ class TrainSae(TrainFeatures):
 
     verb: ClassVar[str] = "train sae"
 
-    layer: int | None = None
-    """Layer of the site; negative counts from the end. Derived: the middle layer."""
+    layer: Layers = None
+    """Layer of the site, negative from the end; or several, as 5,12,17 or all. Derived: the middle layer."""
     site: str = "resid_post"
     """Site without its layer: resid_pre, resid_mid, resid_post, attn_in, attn_out, mlp_in, mlp_out."""
     store: Path | None = None
-    """Activation store written by `clearhead harvest`. Derived: none, activations are computed as they are needed."""
+    """Store of `clearhead harvest`, or folder of several. Derived: none, computed as needed; several: made in --out."""
     out: Path | None = None
     """Run directory. Derived: runs/<model>-<site>-<layer>-sae-f<features>-k<k>."""
 

@@ -8,7 +8,7 @@ from typing import ClassVar, Literal
 from tyro.conf import Positional
 
 from clearhead.config.dictionaries import SAE_SITES, TrainDictionary
-from clearhead.config.verb import Dtype, OfModel, Split, Verb, resolve_layer
+from clearhead.config.verb import Dtype, OfLayers, Split, Verb, resolve_layer
 
 Activation = Literal["topk", "batchtopk", "jumprelu", "relu", "signed-topk"]
 Initialisation = Literal["data", "original", "random", "reference"]
@@ -39,8 +39,8 @@ class OfRun(Verb):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Harvest(OfModel):
-    """Store the inputs and outputs of one attention layer (or MLP, or site), once, for many trainings."""
+class Harvest(OfLayers):
+    """Store the inputs and outputs of attention layers (or MLPs, or a site), once, for many trainings."""
 
     verb: ClassVar[str] = "harvest"
 
@@ -55,7 +55,7 @@ class Harvest(OfModel):
     store_dtype: Dtype = "float32"
     """Number format on disk."""
     out: Path | None = None
-    """Directory of the store; an interrupted one is continued. Derived: stores/<model>-<layer>-<text>."""
+    """Directory of the store, or of the stores of several layers; continued. Derived: stores/<model>-<layer>-<text>."""
 
     def validate(self) -> None:
         """Counts are positive."""
@@ -70,9 +70,12 @@ class Harvest(OfModel):
         return pairs.get(self.site, (self.site, self.site))
 
     def directory(self, layer: int) -> Path:
-        """The store's directory, for the layer's index from 0."""
+        """The store's directory, for the layer's index from 0; of several layers each has a folder of its own."""
         part = "" if self.site == "attention" else f"-{self.site}"
-        return self.out or Path("stores") / f"{Path(self.model).name}{part}-{layer}-{Path(self.text).stem}"
+        several = isinstance(self.layer, str)
+        named = "layers" if several else str(layer)
+        out = self.out or Path("stores") / f"{Path(self.model).name}{part}-{named}-{Path(self.text).stem}"
+        return out / str(layer) if several else out
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,7 +99,7 @@ class TrainLorsa(TrainDictionary):
     l0_weight: float = 0.0
     """Weight of the sparsity term of relu (L1) and jumprelu (L0), which need one; the other activations have none."""
     store: Path | None = None
-    """Activation store written by `clearhead harvest`. Derived: none, activations are computed as they are needed."""
+    """Store of `clearhead harvest`, or folder of several. Derived: none, computed as needed; several: made in --out."""
     out: Path | None = None
     """Run directory. Derived: runs/<model>-<layer>-h<heads>-k<k>-<init>."""
 

@@ -5,7 +5,9 @@ import math
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
+
+from tyro.conf import arg
 
 import clearhead
 from clearhead.errors import ClearheadError
@@ -14,6 +16,8 @@ SCHEMA = 1
 
 Dtype = Literal["float32", "bfloat16", "float16"]
 Split = Literal["train", "held_out"]
+Layers = Annotated[int | str | None, arg(aliases=("--layers",))]
+"""One layer, or several: `all`, or numbers with commas between them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,13 +64,11 @@ class Verb:
 
 
 @dataclass(frozen=True, kw_only=True)
-class OfModel(Verb):
+class OfText(Verb):
     """The verbs that start from a model and a text."""
 
     model: str = "smollm2"
     """Model under study: a Hugging Face id, a local folder, or a bundled one (smollm2, clearhead-tiny)."""
-    layer: int | None = None
-    """Attention layer; negative counts from the end. Derived: the middle layer."""
     text: str = "default"
     """Text: a Hugging Face dataset id, a folder, a file (txt, jsonl, parquet), or default (needs no network)."""
     context: int = 256
@@ -81,6 +83,29 @@ class OfModel(Verb):
         self._refuse(self.context < 2, "context", "a block needs at least 2 tokens")
 
 
+@dataclass(frozen=True, kw_only=True)
+class OfModel(OfText):
+    """The verbs that start from one layer of a model and a text."""
+
+    layer: int | None = None
+    """Attention layer; negative counts from the end. Derived: the middle layer."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class OfLayers(OfText):
+    """The verbs that start from a model and a text and take one of its layers or several."""
+
+    layer: Layers = None
+    """Attention layer, negative from the end; or several, as 5,12,17 or all. Derived: the middle layer."""
+
+    def validate(self) -> None:
+        """Besides what all verbs of a text check: several layers are numbers with commas between them, or all."""
+        super().validate()
+        if isinstance(self.layer, str) and self.layer != "all":
+            wrong = not all(re.fullmatch(r"-?[0-9]+", word.strip()) for word in self.layer.split(","))
+            self._refuse(wrong, "layer", "give a number, several as 5,12,17, or all")
+
+
 def shortened(text: str, longest: int = 32) -> str:
     """The first words of a text as part of a file's name: [a-z0-9-], whole words where one fits; `prompt` for none."""
     name = ""
@@ -91,10 +116,24 @@ def shortened(text: str, longest: int = 32) -> str:
     return name or "prompt"
 
 
-def resolve_layer(layer: int | None, n_layers: int) -> int:
-    """The layer's index from 0: None is the middle layer, negative numbers count from the end."""
+def resolve_layer(layer: int | str | None, n_layers: int) -> int:
+    """The layer's index from 0: None is the middle layer, negative numbers count from the end.
+
+    Raises `ClearheadError` for one that does not exist, and for several.
+    """
     if layer is None:
         return n_layers // 2
+    if isinstance(layer, str):
+        raise ClearheadError(f"--layer {layer} names several layers, and here is room for one; give one number")
     if not -n_layers <= layer < n_layers:
         raise ClearheadError(f"there is no layer {layer}: the model has {n_layers}, give 0 to {n_layers - 1}")
     return layer % n_layers
+
+
+def resolve_layers(layer: int | str | None, n_layers: int) -> list[int]:
+    """The layers' indices from 0, each once and in their order; raises `ClearheadError` for one that does not exist."""
+    if not isinstance(layer, str):
+        return [resolve_layer(layer, n_layers)]
+    if layer == "all":
+        return list(range(n_layers))
+    return sorted({resolve_layer(int(word), n_layers) for word in layer.split(",")})
