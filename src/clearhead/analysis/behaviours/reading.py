@@ -1,0 +1,157 @@
+"""What the units of one layer did on a batch of tokens: original heads and Lorsa heads seen through one window.
+
+    Lorsa head      part from j = A_ij v_j                 their sum is the pre-activation; activation z; write z w_o
+    original head   part from j = A_ij |v_j W_O|           activation |head_out|; write head_out
+
+A row exists where the unit was active: for a Lorsa head at the tokens that kept it, for an original head at every
+query. Position 0, where a token sees nothing but itself, has no rows. What a behaviour is, and how it is scored, is
+not said here (behaviour.py).
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from clearhead.analysis.patterns import active_triples, z_patterns
+from clearhead.dictionaries.lorsa import Lorsa
+from clearhead.errors import ClearheadError, NonFiniteError
+from clearhead.model.access import Model
+
+FIRST = 1
+"""The first position with rows."""
+
+
+@dataclass(frozen=True, eq=False)
+class Reading:
+    """What one population did on one batch; row e: unit `unit[e]` was active at position `query[e]` of `block[e]`."""
+
+    tokens: Int[Tensor, "b t"]
+    unit: Int[Tensor, " e"]
+    block: Int[Tensor, " e"]
+    query: Int[Tensor, " e"]
+    parts: Float[Tensor, "e t"]
+    """Contribution by source position; 0 behind the query."""
+    activation: Float[Tensor, " e"]
+    """z of a Lorsa head, signed; |head_out| of an original head."""
+    written: Callable[[Int[Tensor, " m"]], Float[Tensor, "m d"]]
+    """From rows to what they wrote; ask `writes`."""
+
+    def writes(self, rows: Int[Tensor, " m"]) -> Float[Tensor, "m d"]:
+        """What these rows wrote into the layer's attention output: z w_o, or the head's output vector."""
+        return self.written(rows)
+
+
+class Population(Protocol):
+    """All units of one layer and kind."""
+
+    @property
+    def names(self) -> list[str]:
+        """Unit ids, `lorsa.12.345` or `head.12.3`."""
+        ...
+
+    @property
+    def n_units(self) -> int:
+        """How many units there are; a reading's `unit` counts them from 0."""
+        ...
+
+    def read(self, tokens: Int[Tensor, "b t"]) -> Reading:
+        """What the units did on these tokens."""
+        ...
+
+
+class LorsaHeads:
+    """The heads of a Lorsa in its place in the model.
+
+    Raises `ClearheadError` when the Lorsa belongs to another model or layer; `read` raises `NonFiniteError` for an
+    input that is not finite.
+    """
+
+    def __init__(self, model: Model, layer: int, lorsa: Lorsa):
+        if lorsa.config.d_model != model.d_model:
+            raise ClearheadError(
+                f"the Lorsa reads {lorsa.config.d_model} dimensions and {model.name} has {model.d_model}; give the "
+                f"model it was trained on ({lorsa.provenance.get('model', 'not recorded')})"
+            )
+        for what, here in (("model", model.name), ("layer", layer)):
+            trained = lorsa.provenance.get(what, here)
+            if trained != here:
+                raise ClearheadError(f"the Lorsa was trained on {what} {trained}, not {here}; give that {what}")
+        self.model, self.layer, self.lorsa = model, layer, lorsa.eval()
+
+    @property
+    def n_units(self) -> int:
+        """Heads of the Lorsa."""
+        return self.lorsa.n_heads
+
+    @property
+    def names(self) -> list[str]:
+        """Unit ids."""
+        return [f"lorsa.{self.layer}.{head}" for head in range(self.n_units)]
+
+    @torch.no_grad()
+    def read(self, tokens: Int[Tensor, "b t"]) -> Reading:
+        """One forward up to the layer, and z patterns of the active heads."""
+        site = f"attn_in.{self.layer}"
+        x = self.model.run(tokens, read=(site,))[site].to(self.lorsa.W_V.dtype)
+        _refuse_non_finite(site, x)
+        codes = self.lorsa.encode(x)
+        codes.values[:, :FIRST] = 0
+        triples = active_triples(codes)
+        z = codes.values[codes.values != 0]
+        parts = z_patterns(self.lorsa, x, triples)
+
+        def written(rows: Int[Tensor, " m"]) -> Float[Tensor, "m d"]:
+            return z[rows, None] * self.lorsa.W_O.detach()[triples.head[rows]]
+
+        return Reading(tokens, triples.head, triples.block, triples.query, parts, z, written)
+
+
+class OriginalHeads:
+    """The attention heads of one layer of the model itself."""
+
+    def __init__(self, model: Model, layer: int):
+        self.model, self.layer = model, layer
+        self.W_O = model.weights(layer).W_O.detach()
+        self._gram = self.W_O @ self.W_O.mT  # |v W_O|² = v (W_O W_Oᵀ) v without the long vector
+
+    @property
+    def n_units(self) -> int:
+        """Query heads of the layer."""
+        return len(self.W_O)
+
+    @property
+    def names(self) -> list[str]:
+        """Unit ids."""
+        return [f"head.{self.layer}.{head}" for head in range(self.n_units)]
+
+    @torch.no_grad()
+    def read(self, tokens: Int[Tensor, "b t"]) -> Reading:
+        """One forward up to the layer; every head at every query."""
+        sites = pattern, values, mixed = [f"{name}.{self.layer}" for name in ("pattern", "v", "z")]
+        run = self.model.run(tokens, read=sites)
+        v, z = run[values], run[mixed].transpose(1, 2)  # [b, g, t, dv], [b, h, t, dv]
+        _refuse_non_finite(mixed, z)
+        moved = self._length(v.repeat_interleave(self.n_units // v.shape[1], 1))
+        parts = (run[pattern] * moved[:, :, None])[:, :, FIRST:]
+        b, h, q, t = parts.shape
+        block, unit, query = torch.cartesian_prod(*(torch.arange(n, device=z.device) for n in (b, h, q))).unbind(1)
+        query = query + FIRST
+        activation = self._length(z)[:, :, FIRST:].reshape(-1)
+
+        def written(rows: Int[Tensor, " m"]) -> Float[Tensor, "m d"]:
+            return torch.einsum("mc,mcd->md", z[block[rows], unit[rows], query[rows]], self.W_O[unit[rows]].to(z.dtype))
+
+        return Reading(tokens, unit, block, query, parts.reshape(-1, t), activation, written)
+
+    def _length(self, vectors: Float[Tensor, "b h t dv"]) -> Float[Tensor, "b h t"]:
+        """|vector W_O| of each head."""
+        return ((vectors @ self._gram.to(vectors.dtype)) * vectors).sum(-1).clamp_min(0).sqrt()
+
+
+def _refuse_non_finite(site: str, values: Tensor) -> None:
+    if not bool(values.isfinite().all()):
+        raise NonFiniteError(f"{site} is not finite on this text; load the model in float32")
