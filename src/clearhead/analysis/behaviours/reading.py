@@ -39,6 +39,8 @@ class Reading:
     """z of a Lorsa head, signed; |head_out| of an original head."""
     written: Callable[[Int[Tensor, " m"]], Float[Tensor, "m d"]]
     """From rows to what they wrote; ask `writes`."""
+    n_units: int
+    """Units of the population, active or not."""
 
     def writes(self, rows: Int[Tensor, " m"]) -> Float[Tensor, "m d"]:
         """What these rows wrote into the layer's attention output: z w_o, or the head's output vector."""
@@ -107,7 +109,7 @@ class LorsaHeads:
         def written(rows: Int[Tensor, " m"]) -> Float[Tensor, "m d"]:
             return z[rows, None] * self.lorsa.W_O.detach()[triples.head[rows]]
 
-        return Reading(tokens, triples.head, triples.block, triples.query, parts, z, written)
+        return Reading(tokens, triples.head, triples.block, triples.query, parts, z, written, self.n_units)
 
 
 class OriginalHeads:
@@ -145,7 +147,7 @@ class OriginalHeads:
         def written(rows: Int[Tensor, " m"]) -> Float[Tensor, "m d"]:
             return torch.einsum("mc,mcd->md", z[block[rows], unit[rows], query[rows]], self.W_O[unit[rows]].to(z.dtype))
 
-        return Reading(tokens, unit, block, query, parts.reshape(-1, t), activation, written)
+        return Reading(tokens, unit, block, query, parts.reshape(-1, t), activation, written, h)
 
     def _length(self, vectors: Float[Tensor, "b h t dv"]) -> Float[Tensor, "b h t"]:
         """|vector W_O| of each head."""
