@@ -3,6 +3,7 @@ import torch
 
 from clearhead.data.harvest import LiveActivations
 from clearhead.errors import ClearheadError, NonFiniteError
+from clearhead.model.access import Model
 
 
 def test_a_batch_is_what_the_model_reads_at_its_sites(model, make_blocks):
@@ -37,8 +38,6 @@ def test_layers_above_the_site_are_not_run(model, make_blocks, monkeypatch):
 
 
 def test_sixteen_bit_models_yield_float32(make_blocks):
-    from clearhead.model.access import Model
-
     half = Model.load("clearhead-tiny", dtype="bfloat16", self_test=False)
     batch = LiveActivations(half, make_blocks(2), 0).batch([0])
     assert batch.x.dtype == batch.y.dtype == torch.float32
@@ -74,3 +73,12 @@ def test_layers_that_do_not_exist_are_refused(model, make_blocks):
         LiveActivations(model, make_blocks(2), 9)
     with pytest.raises(ClearheadError, match="at least 1 block"):
         LiveActivations(model, make_blocks(2), 0, micro_batch=0)
+
+
+def test_layers_without_softmax_attention_are_refused(make_blocks):
+    from tests.model.tiny_configs import build
+
+    hybrid = Model(build("qwen3_next"), name="hybrid", self_test=False)
+    with pytest.raises(ClearheadError, match="attn_in.0: layer 0 of this qwen3_next model has no softmax attention"):
+        LiveActivations(hybrid, make_blocks(2), 0)
+    assert LiveActivations(hybrid, make_blocks(2), 1).layer == 1

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from clearhead.data import store as store_module
-from clearhead.data.harvest import LiveActivations
-from clearhead.data.store import ActivationStore, write_store
+from clearhead.data.harvest import LiveActivations, batches
+from clearhead.data.store import ActivationStore, write_store, write_stores
 from clearhead.errors import ClearheadError, CorruptFileError, NonFiniteError, UnknownNameError
 from clearhead.runs import RunDirectory, read_json, write_json
 
@@ -58,20 +58,20 @@ def test_the_index_says_what_was_harvested(written):
 
 
 def test_a_finished_store_is_not_computed_again(source, written, monkeypatch):
-    monkeypatch.setattr(LiveActivations, "batch", lambda *_: pytest.fail("computed again"))
+    monkeypatch.setattr(store_module, "batches", lambda *_: pytest.fail("computed again"))
     write_store(written.path, source, shard_bytes=SHARD)
 
 
 def test_an_interrupted_harvest_continues(source, written, tmp_path, monkeypatch):
-    batch, calls = LiveActivations.batch, []
+    calls = []
 
-    def interrupt(self, chosen):
+    def interrupt(sources, chosen):
         calls.append(chosen)
         if len(calls) == 3:
             raise KeyboardInterrupt
-        return batch(self, chosen)
+        return batches(sources, chosen)
 
-    monkeypatch.setattr(LiveActivations, "batch", interrupt)
+    monkeypatch.setattr(store_module, "batches", interrupt)
     other = tmp_path / "other"
     with pytest.raises(KeyboardInterrupt):
         write_store(other, source, shard_bytes=SHARD)
@@ -89,19 +89,19 @@ def _files(path: Path) -> dict[str, bytes]:
 
 KILLED = """
 import sys, time, torch
-from clearhead.data.harvest import LiveActivations
-from clearhead.data.store import write_store
+from clearhead.data import store
+from clearhead.data.harvest import LiveActivations, batches
 from clearhead.data.text import TokenBlocks
 from clearhead.model.access import Model
 model = Model.load("clearhead-tiny", self_test=False)
 tokens = torch.randint(1, 1024, (10, 16), generator=torch.Generator().manual_seed(0))
 zeros = torch.zeros(10, dtype=torch.int64)
 blocks = TokenBlocks(tokens, zeros, zeros[:1], ["made"], "made", "train", 0, "hash of seed 0, 10")
-class Slow(LiveActivations):
-    def batch(self, chosen):
-        time.sleep(0.5)
-        return super().batch(chosen)
-write_store(sys.argv[1], Slow(model, blocks, 1), shard_bytes=50_000)
+def slow(sources, chosen):
+    time.sleep(0.5)
+    return batches(sources, chosen)
+store.batches = slow
+store.write_store(sys.argv[1], LiveActivations(model, blocks, 1), shard_bytes=50_000)
 """
 
 
@@ -243,17 +243,49 @@ def test_a_full_disk_keeps_what_is_written(source, tmp_path, monkeypatch, larges
 
 
 def test_float16_refuses_what_it_cannot_hold(source, tmp_path, monkeypatch):
-    batch = LiveActivations.batch
-
-    def grow(self, chosen):
-        result = batch(self, chosen)
-        result.y[0, 3, 2] = 70_000.0
+    def grow(sources, chosen):
+        result = batches(sources, chosen)
+        result[0].y[0, 3, 2] = 70_000.0
         return result
 
-    monkeypatch.setattr(LiveActivations, "batch", grow)
+    monkeypatch.setattr(store_module, "batches", grow)
     with pytest.raises(NonFiniteError, match="attn_out.1 is inf in block 0 .*position 3.*float16 cannot hold it"):
         write_store(tmp_path / "half", source, dtype="float16")
     write_store(tmp_path / "brain", source, dtype="bfloat16")
+
+
+def test_several_layers_come_from_one_forward_and_equal_what_each_gives_alone(
+    model, source, written, make_blocks, tmp_path
+):
+    below = LiveActivations(model, make_blocks(10), 0)
+    runs, run = [], model.run
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(model, "run", lambda tokens, read: runs.append(read) or run(tokens, read=read))
+        stores = write_stores({tmp_path / "0": below, tmp_path / "1": source}, shard_bytes=SHARD)
+    assert [store.index["layer"] for store in stores] == [0, 1]
+    assert _files(tmp_path / "1") == _files(written.path)
+    assert _equal(stores[0].batch([7, 0]), below.batch([7, 0]))
+    assert len(runs) == 4 and all(len(read) == 4 for read in runs)
+
+
+def test_a_store_that_is_behind_catches_up_alone(model, source, written, make_blocks, tmp_path, monkeypatch):
+    below = LiveActivations(model, make_blocks(10), 0)
+    write_store(tmp_path / "alone", below, shard_bytes=SHARD)
+    index = read_json(written.path / "index.json")
+    write_json(written.path / "index.json", index | {"shards": index["shards"][:2]})
+    calls = []
+
+    def note(sources, chosen):
+        calls.append(([source.layer for source in sources], chosen.tolist()))
+        return batches(sources, chosen)
+
+    monkeypatch.setattr(store_module, "batches", note)
+    # shards of what is there keep their size
+    write_stores({written.path: source, tmp_path / "below": below}, shard_bytes=2 * SHARD)
+    assert calls[0] == ([0], [0, 1, 2, 3, 4, 5])
+    assert [([1], [6, 7, 8]) in calls, ([1], [9]) in calls] == [True, True]
+    assert _equal(ActivationStore(written.path).batch(range(10)), source.batch(range(10)))
+    assert _equal(ActivationStore(tmp_path / "below").batch(range(10)), below.batch(range(10)))
 
 
 def test_unknown_formats_are_refused(source, tmp_path):

@@ -1,39 +1,48 @@
-"""`clearhead harvest`: stores the inputs and outputs of one attention layer, MLP or site."""
+"""`clearhead harvest`: stores the inputs and outputs of attention layers, MLPs or a site, from one forward pass."""
 
 from typing import Any
 
 from clearhead.commands.structure import BYTES, without_weights
 from clearhead.commands.table import say, size
-from clearhead.config import Harvest, resolve_layer
-from clearhead.data.harvest import LiveActivations
-from clearhead.data.store import write_store
+from clearhead.config import Harvest
+from clearhead.config.verb import resolve_layers
+from clearhead.data.harvest import sources_of
+from clearhead.data.store import write_stores
 from clearhead.data.text import token_blocks
 from clearhead.model.access import Model
 
 
 def plan(config: Harvest) -> dict[str, Any]:
-    """Where the store will lie and how large it will be; no weights are loaded."""
+    """Where the stores will lie and how large they will be; no weights are loaded."""
     model = without_weights(config.model)
-    layer = resolve_layer(config.layer, model.n_layers)
+    layers = resolve_layers(config.layer, model.n_layers)
+    sites = ", ".join(f"{site}.{layers[0]}" for site in config.sites())
+    on_disk = len(layers) * config.tokens * (2 * model.d_model * BYTES[config.store_dtype] + 8)
     return {
         "model": config.model,
-        "sites": ", ".join(f"{site}.{layer}" for site in config.sites()),
+        "sites": sites if len(layers) == 1 else f"{sites} and those of {len(layers) - 1} more layers",
         "text": f"{config.text} ({config.split})",
         "tokens, at most": config.tokens,
-        "on disk, at most": size(config.tokens * (2 * model.d_model * BYTES[config.store_dtype] + 8)),
-        "directory": config.directory(layer),
+        "on disk, at most": size(on_disk),
+        "directory": config.directory(layers[0]) if len(layers) == 1 else config.directory(layers[0]).parent,
     }
 
 
 def run(config: Harvest) -> None:
-    """Harvest, and print where the store lies."""
+    """Harvest, and print where the stores lie; layers without the sites are named and left out."""
     model = Model.load(config.model, dtype=config.dtype, device=config.device)
-    layer = resolve_layer(config.layer, model.n_layers)
     blocks = token_blocks(
         model, config.text, split=config.split, n_tokens=config.tokens, context=config.context, at_most=True
     )
-    source = LiveActivations(model, blocks, layer, sites=config.sites())
-    store = write_store(config.directory(layer), source, batch_blocks=config.batch_blocks, dtype=config.store_dtype)
-    say(f"store: {store.path}, {len(store):,} blocks of {store.context} tokens")
+    layers = resolve_layers(config.layer, model.n_layers)
+    sources, left_out = sources_of(model, blocks, layers, sites=config.sites())
+    for reason in left_out.values():
+        say(f"left out: {reason}")
+    paths = {config.directory(layer): source for layer, source in sources.items()}
+    stores = write_stores(paths, batch_blocks=config.batch_blocks, dtype=config.store_dtype)
+    for store in stores:
+        say(f"store: {store.path}, {len(store):,} blocks of {store.context} tokens")
     trains = {"attention": "lorsa", "mlp": "transcoder"}.get(config.site, f"sae --site {config.site}")
-    say(f"next: clearhead train {trains} --model {config.model} --layer {layer} --store {store.path}")
+    several = isinstance(config.layer, str)
+    given, place = (config.layer, stores[0].path.parent) if several else (layers[0], stores[0].path)
+    say(f"next: clearhead train {trains} --model {config.model} --layer {given} --store {place}")

@@ -4,7 +4,8 @@
     y = attn_out.L [b, t, d]   what it returns, before it is added to the residual stream
 
 or any other two sites of the residual width: mlp_in.L and mlp_out.L for a transcoder, one site twice for an SAE.
-`LayeredActivations` serves the MLPs of all layers at once, [b, t, l, d]. Only the layers needed are run. Every batch is
+`LayeredActivations` serves the MLPs of all layers at once, [b, t, l, d], and `batches` several layers apart, from one
+forward pass. Only the layers needed are run. Every batch is
 checked: a NaN or an infinity is an error that names the site, the block and the position, never a number in a result.
 The store (store.py) serves the same batches from disk.
 """
@@ -39,8 +40,8 @@ class LiveActivations:
     """Serves activations of numbered blocks by running the model; batches larger than `micro_batch` run in parts.
 
     `sites` are those of x and y without their layer. x and y come in float32 where the model computes in a 16-bit
-    format, else in the model's own, and on its device. Raises `ClearheadError` for a layer that does not exist, and
-    `UnknownNameError` for a site.
+    format, else in the model's own, and on its device. Raises `ClearheadError` for a layer that does not exist or has
+    no such site (in hybrid models not every layer has softmax attention), and `UnknownNameError` for a site.
     """
 
     def __init__(
@@ -57,7 +58,7 @@ class LiveActivations:
         self.model = model
         self.blocks = blocks
         for site in sites:
-            parse(f"{site}.{layer}", model.n_layers)
+            model.places.refuse_unavailable(parse(f"{site}.{layer}", model.n_layers))
         self.layer = layer % model.n_layers
         self.sites = (f"{sites[0]}.{self.layer}", f"{sites[1]}.{self.layer}")
         self.context: int = blocks.context
@@ -69,17 +70,42 @@ class LiveActivations:
 
     def batch(self, block_indices: Int64[Tensor, " b"] | Sequence[int]) -> Activations:
         """Activations of these blocks, in this order. Raises `NonFiniteError` for NaN or infinity."""
-        chosen = check_indices(block_indices, len(self))
-        tokens = self.blocks.tokens[chosen]
-        x, y = [], []
-        for part in tokens.split(self.micro_batch):
-            run = self.model.run(part, read=self.sites)
-            x.append(_at_least_float32(run[self.sites[0]]))
-            y.append(_at_least_float32(run[self.sites[1]]))
-        batch = Activations(tokens, torch.cat(x), torch.cat(y))
-        refuse_non_finite(batch.x, self.sites[0], chosen)
-        refuse_non_finite(batch.y, self.sites[1], chosen)
-        return batch
+        return batches([self], block_indices)[0]
+
+
+def batches(
+    sources: Sequence[LiveActivations], block_indices: Int64[Tensor, " b"] | Sequence[int]
+) -> list[Activations]:
+    """What each of several sources of one model and text serves for these blocks, from one forward pass.
+
+    Raises `NonFiniteError` for NaN or infinity.
+    """
+    first = sources[0]
+    chosen = check_indices(block_indices, len(first))
+    tokens = first.blocks.tokens[chosen]
+    sites = list(dict.fromkeys(site for source in sources for site in source.sites))
+    values = _read(first.model, tokens, sites, first.micro_batch)
+    for site in sites:
+        refuse_non_finite(values[site], site, chosen)
+    return [Activations(tokens, *(values[site] for site in source.sites)) for source in sources]
+
+
+def sources_of(
+    model: Model, blocks: TokenBlocks, layers: Sequence[int], *, sites: tuple[str, str] = ATTENTION
+) -> tuple[dict[int, LiveActivations], dict[int, str]]:
+    """A source for every one of `layers` that has the sites, and why the others have none.
+
+    Raises `ClearheadError`, with the first reason, where no layer has them.
+    """
+    sources, refused = {}, {}
+    for layer in layers:
+        try:
+            sources[layer] = LiveActivations(model, blocks, layer, sites=sites)
+        except ClearheadError as error:
+            refused[layer] = str(error)
+    if not sources:
+        raise ClearheadError(next(iter(refused.values())))
+    return sources, refused
 
 
 class LayeredActivations:
@@ -99,16 +125,24 @@ class LayeredActivations:
         """Activations of these blocks, in this order. Raises `NonFiniteError` for NaN or infinity."""
         chosen = check_indices(block_indices, len(self))
         tokens = self.blocks.tokens[chosen]
-        parts: tuple[list[Tensor], list[Tensor]] = ([], [])
-        for part in tokens.split(self.micro_batch):
-            run = self.model.run(part, read=[*self.sites[0], *self.sites[1]])
-            for sites, gathered in zip(self.sites, parts, strict=True):
-                gathered.append(torch.stack([_at_least_float32(run[site]) for site in sites], 2))
-        batch = Activations(tokens, torch.cat(parts[0]), torch.cat(parts[1]))
+        values = _read(self.model, tokens, [*self.sites[0], *self.sites[1]], self.micro_batch)
+        batch = Activations(tokens, *(torch.stack([values[site] for site in sites], 2) for sites in self.sites))
         for sites, values in zip(self.sites, batch[1:], strict=True):
             for layer, site in enumerate(sites):
                 refuse_non_finite(values[:, :, layer], site, chosen)
         return batch
+
+
+def _read(
+    model: Model, tokens: Int64[Tensor, "b t"], sites: Sequence[str], micro_batch: int
+) -> dict[str, Float[Tensor, "b t d"]]:
+    """These sites of a forward pass that runs `micro_batch` blocks at a time, in float32 at least."""
+    parts: dict[str, list[Tensor]] = {site: [] for site in sites}
+    for part in tokens.split(micro_batch):
+        run = model.run(part, read=tuple(sites))
+        for site in sites:
+            parts[site].append(_at_least_float32(run[site]))
+    return {site: torch.cat(gathered) for site, gathered in parts.items()}
 
 
 def check_indices(block_indices: Int64[Tensor, " b"] | Sequence[int], n: int) -> Int64[Tensor, " b"]:

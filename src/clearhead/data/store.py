@@ -7,11 +7,13 @@ Written shard by shard, each whole before the index names it: a killed harvest c
 full disk loses only the shard being written. Read through memory maps: a batch touches its own rows alone. Opening
 checks every shard's size; the first batch from a shard checks its sha256.
 
-A batch equals what `LiveActivations` computes (in float32 to the last bit; float16 and bfloat16 round).
+Several layers are harvested from one forward pass, each into a store of its own. A batch equals what `LiveActivations`
+computes (in float32 to the last bit; float16 and bfloat16 round).
 """
 
+import contextlib
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -21,7 +23,7 @@ from jaxtyping import Int64
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from clearhead.data.harvest import ATTENTION, Activations, LiveActivations, check_indices, refuse_non_finite
+from clearhead.data.harvest import ATTENTION, Activations, LiveActivations, batches, check_indices, refuse_non_finite
 from clearhead.errors import ClearheadError, CorruptFileError, UnknownNameError
 from clearhead.hub import sha256_of
 from clearhead.runs import RunDirectory, progress, read_json, write_json, written_aside
@@ -29,6 +31,8 @@ from clearhead.runs import RunDirectory, progress, read_json, write_json, writte
 SCHEMA = 1
 StoreDtype = Literal["float32", "float16", "bfloat16"]
 SHARD_BYTES = 64 * 2**20
+BUFFER_BYTES = 512 * 2**20
+"""Memory for the shards that several stores fill at once."""
 
 
 def write_store(
@@ -41,30 +45,84 @@ def write_store(
 ) -> "ActivationStore":
     """Harvest every block of `source` into `path`, or finish what an earlier call began there; returns the store.
 
-    Raises `ClearheadError` when `path` holds another model's, layer's or text's activations or another process writes
-    there, and when the disk is full (the shards before stay valid); `NonFiniteError` for NaN, infinity, or a value
-    that float16 cannot hold.
+    Errors as for `write_stores`.
     """
-    path = Path(path)
+    return write_stores({Path(path): source}, batch_blocks=batch_blocks, dtype=dtype, shard_bytes=shard_bytes)[0]
+
+
+def write_stores(
+    sources: Mapping[Path, LiveActivations],
+    *,
+    batch_blocks: int = 8,
+    dtype: StoreDtype = "float32",
+    shard_bytes: int = SHARD_BYTES,
+) -> list["ActivationStore"]:
+    """Harvest several layers of one model and text, each into a store of its own, from one forward pass.
+
+    What an earlier call began is finished: a store that is behind the others catches up alone. Raises `ClearheadError`
+    when a path holds another model's, layer's or text's activations or another process writes there, and when the disk
+    is full (the shards before stay valid); `NonFiniteError` for NaN, infinity, or a value that float16 cannot hold.
+    """
     if dtype not in get_args(StoreDtype):
         raise UnknownNameError("dtype of a store", dtype, get_args(StoreDtype))
-    number_bytes = 4 if dtype == "float32" else 2
-    block_bytes = source.context * (2 * source.d * number_bytes + 8)
-    header = _header(source, dtype, max(1, shard_bytes // block_bytes))
-    with RunDirectory(path):
-        index = _begin(path, header)
-        done = sum(shard["blocks"] for shard in index["shards"])
-        with progress("harvest", len(source) * source.context, done=done * source.context) as advance:
-            while done < len(source):
-                stop = min(done + header["shard_blocks"], len(source))
-                parts = []
-                for start in range(done, stop, batch_blocks):
-                    parts.append(_stored(source, torch.arange(start, min(start + batch_blocks, stop)), dtype))
-                    advance(parts[-1].tokens.numel())
-                index["shards"].append(_write_shard(path, len(index["shards"]), parts))
-                write_json(path / "index.json", index)
-                done = stop
-    return ActivationStore(path)
+    shard_bytes = min(shard_bytes, BUFFER_BYTES // len(sources))
+    with contextlib.ExitStack() as locks:
+        for path in sources:
+            locks.enter_context(RunDirectory(path))
+        growing = [_Growing(path, source, dtype, shard_bytes) for path, source in sources.items()]
+        context, blocks = growing[0].source.context, len(growing[0].source)
+        done = min(store.done for store in growing)
+        with progress("harvest", blocks * context, done=done * context) as advance:
+            while behind := _furthest_behind(growing):
+                _grow(behind, batch_blocks)
+                before, done = done, min(store.done for store in growing)
+                advance((done - before) * context)
+    return [ActivationStore(path) for path in sources]
+
+
+class _Growing:
+    """A store that is being written: where it stands, and what its next shard holds."""
+
+    def __init__(self, path: Path, source: LiveActivations, dtype: StoreDtype, shard_bytes: int):
+        self.path, self.source, self.dtype = path, source, dtype
+        number_bytes = 4 if dtype == "float32" else 2
+        block_bytes = source.context * (2 * source.d * number_bytes + 8)
+        self.index = _begin(path, _header(source, dtype), max(1, shard_bytes // block_bytes))
+
+    @property
+    def done(self) -> int:
+        """Blocks that are on the disk."""
+        return sum(shard["blocks"] for shard in self.index["shards"])
+
+    @property
+    def stop(self) -> int:
+        """Where the next shard ends."""
+        return min(self.done + self.index["shard_blocks"], len(self.source))
+
+    def add(self, batches: list[Activations]) -> None:
+        """Write the next shard, then the index that names it."""
+        self.index["shards"].append(_write_shard(self.path, len(self.index["shards"]), batches))
+        write_json(self.path / "index.json", self.index)
+
+
+def _furthest_behind(growing: list[_Growing]) -> list[_Growing]:
+    """The stores whose next shard holds the earliest blocks that are missing; none when all are whole."""
+    unfinished = [store for store in growing if store.done < len(store.source)]
+    earliest = min(((store.done, store.stop) for store in unfinished), default=None)
+    return [store for store in unfinished if (store.done, store.stop) == earliest]
+
+
+def _grow(stores: list[_Growing], batch_blocks: int) -> None:
+    """Add one shard to each of `stores`, which lack the same blocks."""
+    sources = [store.source for store in stores]
+    gathered: list[list[Activations]] = [[] for _ in stores]
+    start, stop = stores[0].done, stores[0].stop
+    for first in range(start, stop, batch_blocks):
+        blocks = torch.arange(first, min(first + batch_blocks, stop))
+        for store, parts, batch in zip(stores, gathered, batches(sources, blocks), strict=True):
+            parts.append(_stored(batch, store.source.sites, blocks, store.dtype))
+    for store, parts in zip(stores, gathered, strict=True):
+        store.add(parts)
 
 
 class ActivationStore:
@@ -156,7 +214,7 @@ class ActivationStore:
             raise CorruptFileError(f"{path} {found}. {_remedy(self.path)}")
 
 
-def _header(source: LiveActivations, dtype: StoreDtype, shard_blocks: int) -> dict[str, Any]:
+def _header(source: LiveActivations, dtype: StoreDtype) -> dict[str, Any]:
     return {
         "schema": SCHEMA,
         "model": source.model.name,
@@ -172,7 +230,6 @@ def _header(source: LiveActivations, dtype: StoreDtype, shard_blocks: int) -> di
         "d": source.d,
         "blocks": len(source),
         "dtype": dtype,
-        "shard_blocks": shard_blocks,
     }
 
 
@@ -180,12 +237,12 @@ def _name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def _begin(path: Path, header: dict[str, Any]) -> dict[str, Any]:
-    """The index to continue from; leftovers of a killed process are removed."""
+def _begin(path: Path, header: dict[str, Any], shard_blocks: int) -> dict[str, Any]:
+    """The index to continue from, whose shards keep their size; leftovers of a killed process are removed."""
     for part in path.glob(".*.part"):
         part.unlink()
     if not (path / "index.json").exists():
-        return header | {"shards": []}
+        return header | {"shard_blocks": shard_blocks, "shards": []}
     index = _read_index(path)
     _refuse_other(path, index, header)
     return index
@@ -204,13 +261,12 @@ def _refuse_other(path: Path, index: dict[str, Any], asked: dict[str, Any]) -> N
         raise ClearheadError(f"the store {path} holds {'; '.join(other)}. Name another directory, or delete this one")
 
 
-def _stored(source: LiveActivations, blocks: Int64[Tensor, " b"], dtype: StoreDtype) -> Activations:
-    tokens, x, y = source.batch(blocks)
+def _stored(batch: Activations, sites: tuple[str, str], blocks: Int64[Tensor, " b"], dtype: StoreDtype) -> Activations:
     kept = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}[dtype]
-    batch = Activations(tokens.cpu(), x.to("cpu", kept), y.to("cpu", kept))
-    for values, site in zip(batch[1:], source.sites, strict=True):
+    rounded = Activations(batch.tokens.cpu(), batch.x.to("cpu", kept), batch.y.to("cpu", kept))
+    for values, site in zip(rounded[1:], sites, strict=True):
         refuse_non_finite(values, site, blocks, f"{dtype} cannot hold it; store bfloat16 or float32.")
-    return batch
+    return rounded
 
 
 def _write_shard(path: Path, number: int, parts: list[Activations]) -> dict[str, Any]:
