@@ -97,11 +97,13 @@ class Habit:
     """How a planted unit with a behaviour acts: where it reads and what it writes."""
 
     reads: Callable[[Int[Tensor, "b t"]], Bool[Tensor, "b q k"]]
-    """From tokens to the keys read at each query; units of one kind share the function."""
+    """From tokens to the keys read at each query; one rule for all units of a behaviour."""
     writes: Callable[[Int[Tensor, " m"]], Float[Tensor, "m d"]] | None = None
     """From the tokens read to what is written, of length 1; None: a direction of the unit's own."""
     only: tuple[int, ...] | None = None
     """It acts where the token read is one of these; None: everywhere."""
+    dense: bool = False
+    """Its cases are so many that a unit which acts at every query, as original heads do, may have it."""
 
 
 @dataclass(frozen=True)
