@@ -9,7 +9,7 @@ from clearhead.errors import ClearheadError
 
 def by_loops(lorsa, x, block, query, head):
     """One row of the formula, number by number; no code shared with the library but the projections."""
-    c, g = lorsa.config, head // lorsa.config.group_size
+    c, g = lorsa.config, head // lorsa.config.pattern_size
     q, k = (part[block, g] for part in lorsa.queries_keys(x))
     exponentials = []
     for j in range(query + 1):
@@ -27,7 +27,10 @@ def by_loops(lorsa, x, block, query, head):
 
 @pytest.mark.parametrize(
     "geometry",
-    [{}, {"window": 3}, {"softcap": 2.0}, {"sinks": True}, {"qk_norm": "rms"}, {"activation": "relu"}, {"rope": True}],
+    [
+        *({}, {"window": 3}, {"softcap": 2.0}, {"sinks": True}, {"qk_norm": "rms"}, {"activation": "relu"}),
+        *({"rope": True}, {"patterns_per_group": 3, "sinks": True, "rope": True}),
+    ],
     ids=str,
 )
 def test_rows_equal_the_formula_by_loops(geometry, rope, make_lorsa):

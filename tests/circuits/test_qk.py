@@ -122,13 +122,14 @@ def test_tables_hold_the_largest():
 
 
 @cache
-def opened_lorsa(name, qk_norm=None):
+def opened_lorsa(name, qk_norm=None, patterns=1):
     model = Model(build(name).double(), name=name, self_test=False)
     geometry = model.geometry(1)
     rope = None if geometry.rope is None else geometry.rope.to_dict()
     config = LorsaConfig(
-        d_model=32, n_heads=12, n_groups=4, d_qk=8, k=3, scale=0.3, rope=rope, qk_norm=qk_norm, qk_norm_eps=1e-6
-    )
+        d_model=32, n_heads=12, n_groups=4, d_qk=8, k=3, scale=0.3, rope=rope, qk_norm=qk_norm, qk_norm_eps=1e-6,
+        patterns_per_group=patterns,
+    )  # fmt: skip
     place = {"model": name, "layer": 1, "input_site": "attn_in.1", "output_site": "attn_out.1"}
     lorsa = Lorsa(config, place).double()
     with torch.random.fork_rng(), torch.no_grad():
@@ -144,15 +145,18 @@ def lorsa_units(opened):
 
 
 @pytest.mark.parametrize("against", [None, 1, "mean"])
-@pytest.mark.parametrize("name, qk_norm", [("gpt2", None), ("llama", None), ("llama", "rms"), ("gpt2", "layer")])
-def test_lorsa_heads_are_explained_by_their_group(name, qk_norm, against):
-    opened = opened_lorsa(name, qk_norm)
+@pytest.mark.parametrize(
+    "name, qk_norm, patterns",
+    [("gpt2", None, 1), ("llama", None, 1), ("llama", "rms", 1), ("gpt2", "layer", 1), ("llama", "rms", 3)],
+)
+def test_lorsa_heads_are_explained_by_their_pattern(name, qk_norm, patterns, against):
+    opened = opened_lorsa(name, qk_norm, patterns)
     lorsa, x = opened.dictionaries.attention[1], opened.attention[1].x
     q, k = lorsa.queries_keys(x[None])
     scores = 0.3 * q[0] @ k[0].mT
     for unit in lorsa_units(opened)[:9]:
         split = explain_lorsa(opened, unit, against, key=2)
-        row = scores[unit.index // 3, unit.position]
+        row = scores[unit.index * patterns // 3, unit.position]
         base = {None: 0.0, 1: row[1], "mean": row[: unit.position + 1].mean()}[against]
         assert split.score == pytest.approx(float(row[2] - base), abs=1e-9)
         size = float((split.U @ split.V.T).abs().sum())

@@ -26,8 +26,8 @@ def make(activation="topk", *, k=3, unit_norm=True, **options) -> Lorsa:
     """A float64 Lorsa with random weights in every parameter."""
     rope = RopeSpec(torch.tensor([1.0, 0.3, 0.1], dtype=torch.float64), 1.0, False, 6).to_dict()
     config = LorsaConfig(
-        d_model=D, n_heads=N, n_groups=G, d_qk=C, k=k, activation=activation, scale=0.4, unit_norm=unit_norm,
-        **{"rope": rope, **options},
+        d_model=D, n_heads=N, d_qk=C, k=k, activation=activation, scale=0.4, unit_norm=unit_norm,
+        **{"n_groups": G, "rope": rope, **options},
     )  # fmt: skip
     torch.manual_seed(3)
     lorsa = Lorsa(config).double()
@@ -54,14 +54,17 @@ def rotated(vector: torch.Tensor, position: int, frequencies: list[float]) -> to
     return out
 
 
+@pytest.mark.parametrize("patterns", [1, 2, 4])
 @torch.no_grad()
-def test_one_head_equals_the_formula_by_loops():
-    lorsa, x = make(), inputs(1)
+def test_one_head_equals_the_formula_by_loops(patterns):
+    lorsa, x = make(patterns_per_group=patterns), inputs(1)
     pre = lorsa.pre_activations(x)[0]
     for head in range(N):
         group = head // (N // G)
         frequencies = lorsa.rope.inv_freq.tolist()
-        q = [rotated(lorsa.W_Q[group] @ x[0, i] + lorsa.b_Q[group], i, frequencies) for i in range(T)]
+        # one gate per plane: components i and i + 3 turn together
+        gate = lorsa.qk_gate[head // (4 // patterns)].repeat(2) if patterns > 1 else torch.ones(C)
+        q = [gate * rotated(lorsa.W_Q[group] @ x[0, i] + lorsa.b_Q[group], i, frequencies) for i in range(T)]
         k = [rotated(lorsa.W_K[group] @ x[0, i] + lorsa.b_K[group], i, frequencies) for i in range(T)]
         for i in range(T):
             scores = [0.4 * float(q[i] @ k[j]) for j in range(i + 1)]
@@ -71,6 +74,55 @@ def test_one_head_equals_the_formula_by_loops():
             )
             # the rotation's tables are those of transformers, computed in float32
             assert float(pre[i, head]) == pytest.approx(value, rel=1e-6, abs=1e-7)
+
+
+@pytest.mark.parametrize("qk_norm", [None, "rms"])
+@pytest.mark.parametrize("interleaved", [False, True])
+def test_gated_patterns_of_a_group_act_like_groups_of_their_own(interleaved, qk_norm):
+    rope = RopeSpec(torch.tensor([1.0, 0.3], dtype=torch.float64), 1.0, interleaved, 4).to_dict()
+    options = {"rope": rope, "qk_norm": qk_norm, "qk_norm_eps": 1e-6 if qk_norm else 0.0, "sinks": True}
+    lorsa, x = make(patterns_per_group=2, **options), inputs()
+    assert lorsa.qk_gate.shape == (4, 4)  # two planes, two components that do not turn
+    where = [0, 0, 1, 1, 2, 3] if interleaved else [0, 1, 0, 1, 2, 3]
+    apart = make(**options | {"n_groups": 4})
+    with torch.no_grad():
+        for name, parameter in apart.named_parameters():
+            own = lorsa.get_parameter(name)
+            parameter.copy_(own if own.shape == parameter.shape else own.repeat_interleave(2, 0))
+        if qk_norm:
+            apart.q_gain *= lorsa.qk_gate[:, where]
+        else:
+            apart.W_Q *= lorsa.qk_gate[:, where, None]
+            apart.b_Q *= lorsa.qk_gate[:, where]
+    torch.testing.assert_close(lorsa.patterns(x), apart.patterns(x), atol=1e-12, rtol=0)
+    which = torch.tensor([3, 1])
+    torch.testing.assert_close(lorsa.patterns(x, which), apart.patterns(x)[:, which], atol=1e-12, rtol=0)
+    gradients = []
+    for module in (lorsa, apart):
+        module.zero_grad()
+        module(x).y.square().sum().backward()
+        gradients.append(module.W_K.grad.view(2, -1, C, D).sum(1))
+    torch.testing.assert_close(*gradients, atol=1e-9, rtol=1e-9)
+    assert lorsa.qk_gate.grad.abs().min() > 0
+
+
+def test_gates_of_one_leave_the_shared_pattern_and_training_may_write_over_the_copies():
+    torch.manual_seed(0)
+    shape = LorsaConfig(d_model=D, n_heads=N, n_groups=G, d_qk=C, k=3, scale=0.4)
+    shared, gated = Lorsa(shape), Lorsa(dataclasses.replace(shape, patterns_per_group=4))
+    for parameter in shared.parameters():
+        torch.nn.init.normal_(parameter, std=0.7)
+    missing = gated.load_state_dict(shared.state_dict(), strict=False)
+    assert missing.missing_keys == ["qk_gate"]
+    x, gradients = inputs().float(), []
+    for module in (shared.train(), gated.train(), gated.eval()):
+        module.zero_grad()
+        y = module(x).y
+        torch.testing.assert_close(y, shared(x).y, atol=1e-5, rtol=1e-5)
+        y.square().sum().backward()
+        gradients.append([module.W_Q.grad.clone(), module.W_K.grad.clone(), module.W_V.grad.clone()])
+    torch.testing.assert_close(gradients[1], gradients[0], atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(gradients[2], gradients[0], atol=1e-4, rtol=1e-4)
 
 
 @torch.no_grad()
@@ -115,9 +167,10 @@ def test_activation_against_its_definition(activation, unit_norm):
     torch.testing.assert_close(lorsa(x).y, y, atol=1e-12, rtol=0)
 
 
+@pytest.mark.parametrize("patterns", [1, 4])
 @pytest.mark.parametrize("activation", ["topk", "signed-topk", "relu"])
-def test_gradients_equal_those_of_the_dense_formula(activation):
-    lorsa, x = make(activation), inputs()
+def test_gradients_equal_those_of_the_dense_formula(activation, patterns):
+    lorsa, x = make(activation, patterns_per_group=patterns), inputs()
     target = torch.randn(2, T, D, dtype=torch.float64)
     gradients = []
     for forward in (lambda: lorsa(x).y, lambda: dense_activations(lorsa, x) @ lorsa.W_O + lorsa.b_D):
@@ -161,7 +214,7 @@ def test_pattern_rows_times_values_equal_the_pre_activation():
 @pytest.mark.parametrize("unit_norm", [True, False])
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 def test_folding_the_scales_is_exact(activation, unit_norm):
-    lorsa, x = make(activation, unit_norm=unit_norm), inputs()
+    lorsa, x = make(activation, unit_norm=unit_norm, patterns_per_group=2), inputs()
     want = lorsa(x * 1.7).y / 0.3
     active = (dense_activations(lorsa, x * 1.7) != 0).sum()
     lorsa.fold_scales(1.7, 0.3)
@@ -172,7 +225,7 @@ def test_folding_the_scales_is_exact(activation, unit_norm):
 
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 def test_unit_norm_form_is_exact(activation):
-    lorsa, x = make(activation, unit_norm=False), inputs()
+    lorsa, x = make(activation, unit_norm=False, patterns_per_group=2), inputs()
     twin = lorsa.unit_normed()
     torch.testing.assert_close(twin.W_O.norm(dim=-1), torch.ones(N, dtype=torch.float64), atol=1e-12, rtol=0)
     torch.testing.assert_close(twin(x).y, lorsa(x).y, atol=1e-11, rtol=0)
@@ -227,7 +280,7 @@ def test_layers_a_lorsa_cannot_imitate_are_refused(family, reason):
 
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 def test_saving_and_loading_keeps_every_bit(activation, tmp_path):
-    lorsa, x = make(activation, qk_norm="rms", qk_norm_eps=1e-6, sinks=True), inputs()
+    lorsa, x = make(activation, qk_norm="rms", qk_norm_eps=1e-6, sinks=True, patterns_per_group=2), inputs()
     lorsa.provenance = {"model": "org/name", "layer": 3}
     lorsa.metrics = {"fvu": 0.2}
     lorsa.save_pretrained(tmp_path / "saved")
@@ -283,6 +336,7 @@ def test_a_dictionary_of_another_kind_is_refused(tmp_path):
     [
         ({"k": 9}, "k = 9 exceeds the number of heads, 8"),
         ({"n_groups": 3}, "cannot be shared evenly by 3"),
+        ({"patterns_per_group": 3}, "4 heads cannot share 3 patterns evenly"),
         ({"n_heads": 0}, "n_heads must be at least 1"),
         ({"activation": "topkk"}, "did you mean 'topk'"),
     ],

@@ -192,7 +192,7 @@ class _Units:
         contexts = Contexts(self.examples.choose(), context)
         original = from_attention(reading.model.weights(reading.layer), reading.model.geometry(reading.layer))
         original = original.to(reading.lorsa.W_V.dtype)
-        routing = share.RoutingShares(self.lorsa.n_heads, self.lorsa.config.group_size, original.config.n_groups)
+        routing = share.RoutingShares(self.lorsa.n_heads, self.lorsa.config.pattern_size, original.config.n_patterns)
         starts = list(reading.starts())
         wanted = min(len(starts), max(1, round(routing_tokens / (reading.step * context))))
         compared = {starts[i * len(starts) // wanted] for i in range(wanted)}

@@ -3,8 +3,8 @@
     pre_n,i = Σ_j A_g(n),ij v_n,j        z pattern of (block, query i, head n) = the row of terms A_ij v_j over j
 
 (arXiv 2504.20938, section 4). The rows of many (block, query, head) triples come out of one sorted pass: distinct
-(block, group, query) rows of attention are computed once, as one batched product of the gathered queries with their
-group's keys, then gathered for the heads that share them and multiplied by gathered values. The cost follows the
+(block, pattern, query) rows of attention are computed once, as one batched product of the gathered queries with their
+pattern's keys, then gathered for the heads that share them and multiplied by gathered values. The cost follows the
 number of triples, not the number of heads. It explains where an activation comes from, not why the pattern looks
 there (that is query-key attribution, elsewhere).
 """
@@ -62,7 +62,7 @@ def z_patterns(lorsa: Lorsa, x: Float[Tensor, "b t d"], triples: Triples) -> Flo
     _check(lorsa, x, block, query, head)
     t = x.shape[1]
     rows = x.new_zeros(len(block), t)
-    step = max(1, SCORES_AT_ONCE // (lorsa.config.n_groups * t * t))
+    step = max(1, SCORES_AT_ONCE // (lorsa.config.n_patterns * t * t))
     for start in range(0, len(x), step):
         here = ((block >= start) & (block < start + step)).nonzero()[:, 0]
         if len(here):
@@ -73,30 +73,30 @@ def z_patterns(lorsa: Lorsa, x: Float[Tensor, "b t d"], triples: Triples) -> Flo
 
 def _split(lorsa: Lorsa, x: Float[Tensor, "b t d"], triples: Triples) -> Float[Tensor, "m t"]:
     b, t, _ = x.shape
-    g = lorsa.config.n_groups
+    p = lorsa.config.n_patterns
     q, k = lorsa.queries_keys(x)
-    group = triples.head // lorsa.config.group_size
-    place = (triples.block * g + group) * t + triples.query
-    needed = torch.zeros(b * g * t, dtype=torch.bool, device=x.device)
+    which = triples.head // lorsa.config.pattern_size
+    place = (triples.block * p + which) * t + triples.query
+    needed = torch.zeros(b * p * t, dtype=torch.bool, device=x.device)
     needed[place] = True
-    # queries of one (block, group) stand side by side, padded to the most any pair needs
-    rank = needed.view(b * g, t).cumsum(1) - 1
+    # queries of one (block, pattern) stand side by side, padded to the most any pair needs
+    rank = needed.view(b * p, t).cumsum(1) - 1
     width = int(rank[:, -1].max()) + 1
-    position = torch.zeros(b * g, width, dtype=torch.int64, device=x.device)
-    pair, at = needed.view(b * g, t).nonzero(as_tuple=True)
+    position = torch.zeros(b * p, width, dtype=torch.int64, device=x.device)
+    pair, at = needed.view(b * p, t).nonzero(as_tuple=True)
     position[pair, rank[pair, at]] = at
-    chosen = q.reshape(b * g, t, -1).gather(1, position[..., None].expand(-1, -1, q.shape[-1]))
-    pattern = _pattern_rows(lorsa, chosen, k.reshape(b * g, t, -1), position)
-    row = (triples.block * g + group) * width + rank.view(-1)[place]
+    chosen = q.reshape(b * p, t, -1).gather(1, position[..., None].expand(-1, -1, q.shape[-1]))
+    pattern = _pattern_rows(lorsa, chosen, k.reshape(b * p, t, -1), position)
+    row = (triples.block * p + which) * width + rank.view(-1)[place]
     values = lorsa.values(x).transpose(1, 2).reshape(b * lorsa.n_heads, t)
-    rows = pattern.view(b * g * width, t).index_select(0, row)
+    rows = pattern.view(b * p * width, t).index_select(0, row)
     return rows.mul_(values.index_select(0, triples.block * lorsa.n_heads + triples.head))
 
 
 def _pattern_rows(
     lorsa: Lorsa, q: Float[Tensor, "p w dh"], k: Float[Tensor, "p t dh"], position: Int[Tensor, "p w"]
 ) -> Float[Tensor, "p w t"]:
-    """The rows of `lorsa.patterns` at these query positions; p = (block, group)."""
+    """The rows of `lorsa.patterns` at these query positions; p = (block, pattern)."""
     config, t = lorsa.config, k.shape[1]
     scores = (q * config.scale) @ k.transpose(1, 2)
     if config.softcap is not None:
@@ -105,7 +105,7 @@ def _pattern_rows(
     scores.masked_fill_(~seen[position], -torch.inf)
     if not config.sinks:
         return scores.softmax(-1)
-    sink = lorsa.sink.to(scores.dtype).repeat(len(q) // config.n_groups)
+    sink = lorsa.sink.to(scores.dtype).repeat(len(q) // config.n_patterns)
     column = sink[:, None, None].expand(-1, scores.shape[1], 1)
     return torch.cat([scores, column], -1).softmax(-1)[..., :-1]
 

@@ -82,10 +82,10 @@ def frobenius(W_V: Float[Tensor, "h d dv"], W_O: Float[Tensor, "h dv d"]) -> Flo
 
 
 class RoutingShares:
-    """The routing formula, streaming over as many tokens as given: Lorsa heads of one group share their overlap."""
+    """The routing formula, streaming over as many tokens as given: Lorsa heads of one pattern share their overlap."""
 
-    def __init__(self, n_units: int, group_size: int, n_heads: int):
-        self.group_size = group_size
+    def __init__(self, n_units: int, pattern_size: int, n_heads: int):
+        self.pattern_size = pattern_size
         self.total = torch.zeros(n_units, n_heads)
         self.count = torch.zeros(n_units, dtype=torch.int64)
 
@@ -98,8 +98,8 @@ class RoutingShares:
     ) -> None:
         """Take one batch into account; `row` [entries] is the place of each entry's token in [b · q]."""
         overlap = pattern_overlap(ours, theirs).flatten(0, 2).to("cpu", torch.float32)
-        group = entries.unit // self.group_size
-        total, count = _sum_rows(entries.unit, row * ours.shape[1] + group, overlap, len(self.total))
+        pattern = entries.unit // self.pattern_size
+        total, count = _sum_rows(entries.unit, row * ours.shape[1] + pattern, overlap, len(self.total))
         self.total += total
         self.count += count
 

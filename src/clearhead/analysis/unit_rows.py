@@ -51,7 +51,7 @@ def lorsa_rows(
         "kind": ["lorsa"] * n,
         "layer": np.full(n, layer),
         "index": np.arange(n),
-        "group": np.arange(n) // lorsa.config.group_size,
+        "group": np.arange(n) // lorsa.config.pattern_size,
         "n_tokens": np.full(n, n_tokens),
         "n_active": count,
         "rate": count / n_tokens,

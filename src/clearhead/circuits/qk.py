@@ -14,7 +14,8 @@ Softmax sees differences only. `against` subtracts the score of another key, or 
 taking that key's V away: what is common to all keys cancels unit by unit. Scores are those before soft-cap, mask, ALiBi
 and gates, which are no sums over units.
 
-A Lorsa head attends with the query-key product of its group. It is explained at the key from which it moves most,
+A Lorsa head attends with the query-key product of its group, gated where the group forms several
+patterns. It is explained at the key from which it moves most,
 argmax_k |A_qk v_k|, which need not be the key with the largest score.
 """
 
@@ -181,16 +182,17 @@ def ask_lorsa(opened: Opened, unit: Unit, against: Against = None, key: int | No
     assert unit.layer is not None and unit.index is not None and unit.position is not None
     layer, query = unit.layer, unit.position
     lorsa, x = opened.dictionaries.attention[layer], opened.attention[layer].x
-    group = unit.index // lorsa.config.group_size
+    which = unit.index // lorsa.config.pattern_size
+    group = which // lorsa.config.patterns_per_group
     if key is None:
-        pattern = lorsa.patterns(x[None], torch.tensor([group], device=x.device))[0, 0, query]
+        pattern = lorsa.patterns(x[None], torch.tensor([which], device=x.device))[0, 0, query]
         key = int((pattern * lorsa.values(x[None])[0, :, unit.index]).abs().argmax())
     places = _weighed(query, key, lorsa.config.window, against)
-    q, k = (side[0, group] for side in lorsa.queries_keys(x[None]))
+    q, k = (side[0, which] for side in lorsa.queries_keys(x[None]))
     scores = k @ q[query] * lorsa.config.scale
     G_q, G_k = _group_modes(lorsa, group)
-    side = Side(_read_group(opened, layer, group, query, "query", G_q * lorsa.config.scale), query, 1.0)
-    keys = [Side(_read_group(opened, layer, group, k, "key", G_k), k, factor) for k, factor in places.items()]
+    side = Side(_read_pattern(opened, layer, which, query, "query", G_q * lorsa.config.scale), query, 1.0)
+    keys = [Side(_read_pattern(opened, layer, which, k, "key", G_k), k, factor) for k, factor in places.items()]
     return Question(unit, key, against, sum(factor * float(scores[k]) for k, factor in places.items()), side, keys)
 
 
@@ -322,11 +324,12 @@ def _group_modes(lorsa: Lorsa, group: int) -> tuple[Float[Tensor, "dh r"], Float
     return G_q.to(lorsa.W_Q.dtype), G_k.to(lorsa.W_Q.dtype)
 
 
-def _read_group(
-    opened: Opened, layer: int, group: int, position: int, side: Literal["query", "key"], G: Float[Tensor, "dh r"]
+def _read_pattern(
+    opened: Opened, layer: int, which: int, position: int, side: Literal["query", "key"], G: Float[Tensor, "dh r"]
 ) -> Reader:
-    """How one side of a Lorsa group reads the stream at a position, norms frozen."""
+    """How one side of a Lorsa's pattern `which` reads the stream at a position, norms frozen."""
     lorsa, norm = opened.dictionaries.attention[layer], opened.parts.layers[layer].norm
+    group = which // lorsa.config.patterns_per_group
     W, b = (lorsa.W_Q, lorsa.b_Q) if side == "query" else (lorsa.W_K, lorsa.b_K)
     weight, bias = W[group].T.to(opened.parts.dtype), b[group].to(opened.parts.dtype)
     state = opened.frozen.state(2 * layer)[position]
@@ -340,6 +343,8 @@ def _read_group(
         vector = state @ rows[:-1] + rows[-1]
         gain = lorsa.q_gain if side == "query" else lorsa.k_gain
         rows = rows * torch.rsqrt(vector.square().mean() + lorsa.config.qk_norm_eps) * gain[group]
+    if side == "query":
+        rows = rows * lorsa.gates()[which].detach()
     rows = _rotated(rows, lorsa.rope, position) @ G
     return Reader(rows[:-1], rows[-1])
 

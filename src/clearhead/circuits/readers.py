@@ -161,8 +161,8 @@ def _read_logits(opened: Opened, units: list[Unit]) -> Reads:
 def _read_lorsa(opened: Opened, units: list[Unit]) -> Reads:
     layer, index, position = _numbers(opened, units)
     heads, x = opened.dictionaries.attention[layer], opened.attention[layer].x
-    groups, which = torch.unique(index // heads.config.group_size, return_inverse=True)
-    pattern = heads.patterns(x[None], groups)[0][which, position]
+    patterns, which = torch.unique(index // heads.config.pattern_size, return_inverse=True)
+    pattern = heads.patterns(x[None], patterns)[0][which, position]
     row, source = pattern.nonzero(as_tuple=True)
     share = pattern[row, source]
     vector, constant = _through(opened, 2 * layer, source, heads.W_V[index[row]] * share[:, None])

@@ -49,9 +49,17 @@ def draw_sample(model: Model, layer: int, tokens: Int[Tensor, "b t"], batch_bloc
 
 
 def lorsa_config(
-    geometry: AttentionGeometry, d_model: int, *, heads: int, groups: int, k: int, activation: str = "topk"
+    geometry: AttentionGeometry,
+    d_model: int,
+    *,
+    heads: int,
+    groups: int,
+    k: int,
+    activation: str = "topk",
+    patterns_per_group: int = 1,
+    sink: bool = False,
 ) -> LorsaConfig:
-    """The configuration of a Lorsa for a layer of that geometry.
+    """The configuration of a Lorsa for a layer of that geometry, with a sink where the layer has one or `sink` says.
 
     Raises `ClearheadError` where the layer's attention has a part that a Lorsa does not have: ALiBi, normed values,
     norms over all heads at once or after the rotation.
@@ -73,13 +81,14 @@ def lorsa_config(
         d_qk=geometry.d_head,
         k=k,
         activation=activation,  # pyright: ignore[reportArgumentType]  # checked by LorsaConfig itself
+        patterns_per_group=patterns_per_group,
         scale=geometry.scale * geometry.q_scale,
         rope=geometry.rope.to_dict() if geometry.rope else None,
         qk_norm=norm.kind if norm else None,
         qk_norm_eps=norm.eps if norm else 0.0,
         window=geometry.window,
         softcap=geometry.softcap,
-        sinks=geometry.sinks,
+        sinks=geometry.sinks or sink,
     )
 
 
@@ -118,7 +127,7 @@ def copy_queries_keys(lorsa: Lorsa, w: AttentionWeights, host: Tensor, input_sca
             if norm is not None and norm.gain is not None:
                 own.copy_(norm.gain.expand(len(w.W_Q), -1)[host])
     if lorsa.config.sinks and w.sinks is not None:
-        lorsa.sink.copy_(w.sinks[host])
+        lorsa.sink.copy_(w.sinks[host].repeat_interleave(lorsa.config.patterns_per_group))
 
 
 @torch.no_grad()

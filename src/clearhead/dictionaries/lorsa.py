@@ -4,9 +4,13 @@ For an input x [b, t, d] (what the attention module receives), groups g and head
 
     q_g = R( N( W_Q[g] x + b_Q[g] ) )      k_g = R( N( W_K[g] x + b_K[g] ) )      R rotation, N optional RMS norm
     v_n = w_v[n] . x + b_V[n]                                                     one scalar per token and head
-    pre_n,i = sum_{j<=i} softmax_j( scale * q_g,i . k_g,j ) v_n,j                 g = n // (n_heads / n_groups)
+    pre_n,i = sum_{j<=i} softmax_j( scale * (a_p * q_g,i) . k_g,j ) v_n,j         p = n // (n_heads / n_patterns)
     z       = act( pre * |w_o| ) / |w_o|                                          few heads stay active
     y       = sum_n z_n w_o[n] + b_D                                              the predicted attention output
+
+A group forms `patterns_per_group` patterns p, consecutive heads share one, and a_p is the pattern's gate over the
+group's coordinates: one number per plane of the rotation, which both of its components share and the rotation leaves
+alone, and one per component that does not turn. With one pattern per group there is no gate (the paper's Lorsa).
 
 Rotation, scale, window, soft-cap, sinks and query-key norms are the host model's own; nothing is typed by hand.
 Rows of the pattern sum to 1, so b_V acts as the bias of the pre-activation (with a sink the row sum is below 1).
@@ -34,7 +38,7 @@ ACTIVATIONS = ("topk", "signed-topk", "batchtopk", "jumprelu", "relu")
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LorsaConfig:
-    """Shape and fixed geometry of a Lorsa; everything below `activation` is derived from the host model."""
+    """Shape and fixed geometry of a Lorsa; everything below `patterns_per_group` is derived from the host model."""
 
     d_model: int
     """Width of the residual stream."""
@@ -48,6 +52,8 @@ class LorsaConfig:
     """Heads kept per token (top-k kinds); the average for batchtopk; ignored by relu and jumprelu."""
     activation: Activation = "topk"
     """Which heads stay active."""
+    patterns_per_group: int = 1
+    """Attention patterns that each group forms; above 1 each has its own gate over the group's coordinates."""
     scale: float = 1.0
     """Factor on q.k before the softmax."""
     rope: dict[str, Any] | None = None
@@ -61,20 +67,25 @@ class LorsaConfig:
     softcap: float | None = None
     """Scores are squashed to +-softcap by tanh."""
     sinks: bool = False
-    """A learned logit per group joins the softmax and carries no value."""
+    """A learned logit per pattern joins the softmax and carries no value."""
     unit_norm: bool = True
     """Decoder rows have norm 1, so the gate by |w_o| costs nothing; False keeps free norms and gates by them."""
     bandwidth: float = 0.1
     """Width of the window in which a jumprelu threshold receives gradient."""
 
     def __post_init__(self) -> None:
-        for name in ("d_model", "n_heads", "n_groups", "d_qk", "k"):
+        for name in ("d_model", "n_heads", "n_groups", "d_qk", "k", "patterns_per_group"):
             if getattr(self, name) < 1:
                 raise ClearheadError(f"{name} must be at least 1 and is {getattr(self, name)}")
         if self.n_heads % self.n_groups:
             raise ClearheadError(
                 f"{self.n_heads} heads cannot be shared evenly by {self.n_groups} query-key groups; "
                 f"choose a number of groups that divides the number of heads"
+            )
+        if self.group_size % self.patterns_per_group:
+            raise ClearheadError(
+                f"a group's {self.group_size} heads cannot share {self.patterns_per_group} patterns evenly; "
+                f"choose a number of patterns per group that divides them"
             )
         if self.k > self.n_heads:
             raise ClearheadError(f"k = {self.k} exceeds the number of heads, {self.n_heads}; choose a smaller --k")
@@ -85,6 +96,25 @@ class LorsaConfig:
     def group_size(self) -> int:
         """Heads per query-key group (G in the paper)."""
         return self.n_heads // self.n_groups
+
+    @property
+    def n_patterns(self) -> int:
+        """Attention patterns of all groups."""
+        return self.n_groups * self.patterns_per_group
+
+    @property
+    def pattern_size(self) -> int:
+        """Heads per attention pattern."""
+        return self.n_heads // self.n_patterns
+
+    @property
+    def coordinates(self) -> list[int]:
+        """By component of a query, the coordinate (plane, or component that does not turn) whose gate scales it."""
+        if self.rope is None:
+            return list(range(self.d_qk))
+        turning, half = self.rope["rotary_dim"], self.rope["rotary_dim"] // 2
+        planes = [i // 2 if self.rope["interleaved"] else i % half for i in range(turning)]
+        return planes + [i - half for i in range(turning, self.d_qk)]
 
 
 class Codes(NamedTuple):
@@ -109,7 +139,8 @@ class Lorsa(SavedDictionary):
     """A dictionary of rank-1 attention heads for one layer. Parameters (see the module's formulas):
 
     W_Q, W_K [g, dh, d]; W_V, W_O [n, d]; b_Q, b_K [g, dh]; b_V [n]; b_D [d]; with qk_norm also q_gain and k_gain
-    [g, dh]; with sinks `sink` [g]; with jumprelu `log_threshold` [n]; with batchtopk the buffer `threshold` [].
+    [g, dh]; with several patterns per group `qk_gate` [p, c], all 1 at first; with sinks `sink` [p]; with jumprelu
+    `log_threshold` [n]; with batchtopk the buffer `threshold` [].
     """
 
     KIND: ClassVar[str] = "lorsa"
@@ -131,7 +162,11 @@ class Lorsa(SavedDictionary):
             self.q_gain = nn.Parameter(torch.ones(g, dh))
             self.k_gain = nn.Parameter(torch.ones(g, dh))
         if config.sinks:
-            self.sink = nn.Parameter(torch.zeros(g))
+            self.sink = nn.Parameter(torch.zeros(config.n_patterns))
+        if config.patterns_per_group > 1:
+            coordinates = torch.tensor(config.coordinates)
+            self.register_buffer("_coordinates", coordinates, persistent=False)
+            self.qk_gate = nn.Parameter(torch.ones(config.n_patterns, int(coordinates.max()) + 1))
         if config.activation == "jumprelu":
             self.log_threshold = nn.Parameter(torch.full((n,), -3.0))
         if config.activation == "batchtopk":
@@ -144,12 +179,18 @@ class Lorsa(SavedDictionary):
         """Number of rank-1 heads."""
         return self.config.n_heads
 
-    def group_of(self, head: int | Tensor) -> int | Tensor:
-        """The query-key group of a head."""
-        return head // self.config.group_size
+    def pattern_of(self, head: int | Tensor) -> int | Tensor:
+        """The attention pattern of a head."""
+        return head // self.config.pattern_size
 
-    def queries_keys(self, x: Float[Tensor, "b t d"]) -> tuple[Float[Tensor, "b g t dh"], Float[Tensor, "b g t dh"]]:
-        """Queries and keys as they are scored: normed and rotated."""
+    def gates(self) -> Float[Tensor, "p dh"]:
+        """What each pattern multiplies its group's queries by; 1 where groups form one pattern only."""
+        if self.config.patterns_per_group == 1:
+            return self.W_Q.new_ones(self.config.n_patterns, self.config.d_qk)
+        return self.qk_gate[:, self._coordinates]
+
+    def queries_keys(self, x: Float[Tensor, "b t d"]) -> tuple[Float[Tensor, "b p t dh"], Float[Tensor, "b p t dh"]]:
+        """Queries and keys of every pattern as they are scored: normed, gated and rotated."""
         q, k = self._unrotated(x)
         if self.rope is not None:
             cos, sin = self._tables_for(x)
@@ -165,14 +206,14 @@ class Lorsa(SavedDictionary):
         q, k = self._unrotated(x)
         return attend(q, k, self.values(x), rotation=self._rotation(x), **self._geometry())
 
-    def patterns(self, x: Float[Tensor, "b t d"], groups: Int[Tensor, " m"] | None = None) -> Float[Tensor, "b m q k"]:
-        """Attention patterns of the given query-key groups (all by default), computed explicitly."""
+    def patterns(self, x: Float[Tensor, "b t d"], which: Int[Tensor, " m"] | None = None) -> Float[Tensor, "b m q k"]:
+        """The given attention patterns (all by default), computed explicitly."""
         q, k = self.queries_keys(x)
         geometry = self._geometry()
-        if groups is not None:
-            q, k = q[:, groups], k[:, groups]
+        if which is not None:
+            q, k = q[:, which], k[:, which]
             if geometry["sink"] is not None:
-                geometry["sink"] = geometry["sink"][groups]
+                geometry["sink"] = geometry["sink"][which]
         return pattern(q, k, **geometry)
 
     def forward(self, x: Float[Tensor, "b t d"], k: int | None = None) -> LorsaOutput:
@@ -264,7 +305,17 @@ class Lorsa(SavedDictionary):
         k = self._project(x, self.W_K, self.b_K)
         if self.config.qk_norm:
             q, k = self._norm(q, self.q_gain), self._norm(k, self.k_gain)
-        return q, k
+        return (q, k) if self.config.patterns_per_group == 1 else self._per_pattern(q, k)
+
+    def _per_pattern(
+        self, q: Float[Tensor, "b g t dh"], k: Float[Tensor, "b g t dh"]
+    ) -> tuple[Float[Tensor, "b p t dh"], Float[Tensor, "b p t dh"]]:
+        """Each pattern's queries and keys, in memory of their own: `attend_topk` may write gradients over them."""
+        gates = self.gates().view(q.shape[1], -1, q.shape[-1])
+        q, k = (side.transpose(1, 2)[:, :, :, None] for side in (q, k))
+        # laid out as [b, t, p, dh], as the projections are
+        q, k = q * gates, k.expand(-1, -1, -1, gates.shape[1], -1).contiguous()
+        return q.flatten(2, 3).transpose(1, 2), k.flatten(2, 3).transpose(1, 2)
 
     def _rotation(self, x: Tensor) -> Rotation | None:
         return None if self.rope is None else Rotation(*self._tables_for(x), self.rope.interleaved)

@@ -33,7 +33,7 @@ class LorsaTask(DictionaryTask):
 
     def groups(self) -> list[tuple[list[nn.Parameter], float]]:
         """Queries and keys apart from the rest: they start from the model's own and need smaller steps."""
-        qk = ("W_Q", "W_K", "b_Q", "b_K", "q_gain", "k_gain", "sink")
+        qk = ("W_Q", "W_K", "b_Q", "b_K", "q_gain", "k_gain", "qk_gate", "sink")
         named = list(self.lorsa.named_parameters())
         return [
             ([p for name, p in named if name in qk], self.qk_lr_factor),
