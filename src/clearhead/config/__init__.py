@@ -16,6 +16,7 @@ from clearhead.config.dictionaries import (
     TrainSae,
     TrainTranscoder,
 )
+from clearhead.config.fidelity import Fidelity, SweptKind, TrainSweep
 from clearhead.config.frontier import Frontier
 from clearhead.config.graph import GraphDiff, GraphExport, GraphFormat, GraphMerge
 from clearhead.config.lorsa import (
@@ -38,7 +39,7 @@ from clearhead.config.spectral_trace import SpectralTrace
 from clearhead.config.steer import Steer
 from clearhead.config.task import DescribeTask
 from clearhead.config.trace import Replace, TracePrompt
-from clearhead.config.verb import SCHEMA, Dtype, OfModel, Split, Verb, resolve_layer
+from clearhead.config.verb import SCHEMA, Dtype, OfLayers, OfModel, Split, Verb, resolve_layer, resolve_layers
 from clearhead.config.view import View
 
 VERBS: dict[str, type[Verb]] = {
@@ -50,7 +51,9 @@ VERBS: dict[str, type[Verb]] = {
         TrainTranscoder,
         TrainClt,
         TrainSae,
+        TrainSweep,
         Evaluate,
+        Fidelity,
         Analyze,
         View,
         Pretrain,
@@ -97,6 +100,7 @@ __all__ = [
     "Dtype",
     "Evaluate",
     "FeatureActivation",
+    "Fidelity",
     "Frontier",
     "GraphDiff",
     "GraphExport",
@@ -104,6 +108,7 @@ __all__ = [
     "GraphMerge",
     "Harvest",
     "Initialisation",
+    "OfLayers",
     "OfModel",
     "OfRun",
     "OfTexts",
@@ -120,6 +125,7 @@ __all__ = [
     "Split",
     "Steer",
     "TracePrompt",
+    "SweptKind",
     "Tracker",
     "TrainClt",
     "TrainDictionary",
@@ -130,4 +136,5 @@ __all__ = [
     "Verb",
     "View",
     "resolve_layer",
+    "resolve_layers",
 ]

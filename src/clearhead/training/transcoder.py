@@ -1,14 +1,17 @@
 """Train a transcoder or an SAE: what they add to the training of any dictionary (train_dictionary.py).
 
-A transcoder reads mlp_in.L and predicts mlp_out.L; an SAE predicts what it reads. Sizes, scales and initial weights
-come from a sample of the activations that are trained on.
+A transcoder reads mlp_in.L and predicts mlp_out.L (or attn_in.L and attn_out.L); an SAE predicts what it reads, and can
+do so from a store that holds its site beside another. Sizes, scales and initial weights come from a sample of the
+activations that are trained on.
 """
 
+from pathlib import Path
 from typing import Any
 
 from clearhead.config import TrainSae, TrainTranscoder
 from clearhead.data.harvest import Activations
 from clearhead.data.order import indices
+from clearhead.data.store import ActivationStore
 from clearhead.data.text import TokenBlocks
 from clearhead.dictionaries.init_features import initialise_features
 from clearhead.dictionaries.sae import Sae
@@ -39,7 +42,34 @@ def train_sae(config: TrainSae) -> dict[str, Any]:
 
 def open_source(model: Model, config: OneLayer) -> tuple[Source[Activations], TokenBlocks]:
     """The activations to train on, and the text they come from."""
-    return open_layer(model, config, config.sites())
+    reads, writes = config.sites()
+    held = () if config.store is None else stored_sites(config.store)
+    if reads != writes or reads not in held or held == (reads, writes):
+        return open_layer(model, config, (reads, writes))
+    source, blocks = open_layer(model, config, (held[0], held[1]))
+    return OneSite(source, held.index(reads)), blocks
+
+
+def stored_sites(path: Path) -> tuple[str, ...]:
+    """The sites that a store holds, without their layer."""
+    return tuple(site.partition(".")[0] for site in ActivationStore(path).index["sites"])
+
+
+class OneSite:
+    """Serves one of the two sites of a source as input and output: what an SAE trains on."""
+
+    def __init__(self, source: Source[Activations], which: int):
+        self.source = source
+        self.which = which
+        self.context: int = source.context
+
+    def __len__(self) -> int:
+        return len(self.source)
+
+    def batch(self, block_indices: Any) -> Activations:
+        """Activations of these blocks, in this order."""
+        tokens, *sites = self.source.batch(block_indices)
+        return Activations(tokens, sites[self.which], sites[self.which])
 
 
 def draw_pairs(source: Source[Activations], seed: int) -> Activations:
