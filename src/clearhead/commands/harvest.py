@@ -9,6 +9,7 @@ from clearhead.config.verb import resolve_layers
 from clearhead.data.harvest import sources_of
 from clearhead.data.store import write_stores
 from clearhead.data.text import token_blocks
+from clearhead.errors import ClearheadError
 from clearhead.model.access import Model
 
 
@@ -36,6 +37,8 @@ def run(config: Harvest) -> None:
     )
     layers = resolve_layers(config.layer, model.n_layers)
     sources, left_out = sources_of(model, blocks, layers, sites=config.sites())
+    if not sources:
+        raise ClearheadError("; ".join(left_out.values()))
     for reason in left_out.values():
         say(f"left out: {reason}")
     paths = {config.directory(layer): source for layer, source in sources.items()}

@@ -9,9 +9,6 @@ and, when that fits into what is free, the time is extrapolated from a few real 
 """
 
 import dataclasses
-import math
-import os
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -19,16 +16,19 @@ import torch
 
 from clearhead.commands.structure import BYTES, without_weights
 from clearhead.commands.table import duration, say, show, size
+from clearhead.commands.train_layers import plan_layers, run_layers
+from clearhead.commands.training_time import count, predicted_time
 from clearhead.config import TrainLorsa
 from clearhead.dictionaries.init import lorsa_config
 from clearhead.dictionaries.lorsa import Lorsa
-from clearhead.training.train import train_lorsa
-
-MEASURED_STEPS = 6
+from clearhead.training.train import LORSA, train_lorsa
 
 
 def run(config: TrainLorsa) -> None:
-    """Train, and print the summary."""
+    """Train, and print the summary, or the table of several layers."""
+    if isinstance(config.layer, str):
+        run_layers(config, LORSA)
+        return
     summary = train_lorsa(config)
     directory = directory_of(config, summary)
     shown = {name: value for name, value in summary.items() if name != "text_sha256"}
@@ -46,12 +46,29 @@ def directory_of(config: TrainLorsa, summary: dict[str, Any]) -> Path:
 
 def plan(config: TrainLorsa) -> dict[str, Any]:
     """Derived values, parameters, memory and time of a training, none of which is begun."""
+    if isinstance(config.layer, str):
+        return plan_layers(config, LORSA, sizes)
+    rows, memory = sizes(config)
+    return rows | {"time": predicted_time(config, LORSA, memory)}
+
+
+def sizes(config: TrainLorsa) -> tuple[dict[str, Any], int]:
+    """Derived values, parameters and memory of a training; and the bytes of memory in all."""
     model = without_weights(config.model)
     config = config.resolved(n_layers=model.n_layers, d_model=model.d_model, d_head=model.d_head, n_heads=model.n_heads)
     heads, groups, layer = int(config.heads or 0), int(config.groups or 0), int(config.layer or 0)
     # the rotation has no parameters, and a model without storage has no frequencies to copy
     geometry = dataclasses.replace(model.geometry(layer), rope=None)
-    shape = lorsa_config(geometry, model.d_model, heads=heads, groups=groups, k=config.k, activation=config.activation)
+    shape = lorsa_config(
+        dataclasses.replace(geometry, d_head=config.qk_width or geometry.d_head),
+        model.d_model,
+        heads=heads,
+        groups=groups,
+        k=config.k,
+        activation=config.activation,
+        patterns_per_group=config.patterns_per_group,
+        sink=config.sink,
+    )
     with torch.device("meta"):
         parameters = count(Lorsa(shape))
     memory = {
@@ -60,12 +77,12 @@ def plan(config: TrainLorsa) -> dict[str, Any]:
         "memory of a step": 4 * config.batch_tokens * heads * 4,
     }
     total = sum(memory.values())
-    fits = config.device not in ("auto", "cpu") or total < free_memory()
     rows = {
         "model": f"{config.model}: {model.n_layers} layers, width {model.d_model}, {model.n_heads} heads",
         "layer": layer,
         "heads": heads,
-        "QK groups": f"{groups} of {heads // groups} heads, {geometry.d_head} wide",
+        "QK groups": f"{groups} of {heads // groups} heads, {shape.d_qk} wide",
+        "patterns": f"{shape.n_patterns}, {shape.pattern_size} heads each",
         "active per token": config.k,
         "parameters": parameters,
         "tokens": config.tokens,
@@ -73,33 +90,4 @@ def plan(config: TrainLorsa) -> dict[str, Any]:
         "directory": config.directory(),
     }
     rows |= {name: size(bytes_) for name, bytes_ in memory.items()} | {"memory, estimated": size(total)}
-    return rows | {"time": predicted_time(config) if fits else f"not measured: only {size(free_memory())} are free"}
-
-
-def predicted_time(config: TrainLorsa) -> str:
-    """The time of the whole training at the speed of a few real steps from random weights, thrown away afterwards."""
-    with tempfile.TemporaryDirectory() as folder:
-        short = dataclasses.replace(
-            config,
-            tokens=MEASURED_STEPS * config.batch_tokens,
-            init="random",
-            tracker="none",
-            store=None,
-            out=Path(folder) / "steps",
-        )
-        rate = train_lorsa(short)["tokens_per_second"]
-    return f"about {duration(config.tokens / rate)} at {rate:,.0f} tokens/s, measured on {MEASURED_STEPS} steps"
-
-
-def count(module: torch.nn.Module) -> int:
-    """Number of parameters, shared ones once."""
-    return sum(math.prod(parameter.shape) for parameter in module.parameters())
-
-
-def free_memory() -> int:
-    """Bytes of main memory that new processes can have."""
-    meminfo = Path("/proc/meminfo")
-    if meminfo.exists():
-        fields = dict(line.split(":") for line in meminfo.read_text().splitlines())
-        return int(fields["MemAvailable"].split()[0]) * 1024
-    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return rows, total

@@ -2,14 +2,14 @@
 
 from typing import Any
 
-from clearhead.commands.trained_features import plan_features, show_trained
+from clearhead.commands.trained_features import plan_features, run_features
 from clearhead.config import TrainSae
 from clearhead.training.transcoder import SAE, train_sae
 
 
 def run(config: TrainSae) -> None:
-    """Train, and print the summary."""
-    show_trained(config, train_sae(config))
+    """Train, and print the summary, or the table of several layers."""
+    run_features(config, SAE, train_sae)
 
 
 def plan(config: TrainSae) -> dict[str, Any]:

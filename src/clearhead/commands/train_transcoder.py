@@ -2,14 +2,14 @@
 
 from typing import Any
 
-from clearhead.commands.trained_features import plan_features, show_trained
+from clearhead.commands.trained_features import plan_features, run_features
 from clearhead.config import TrainTranscoder
 from clearhead.training.transcoder import TRANSCODER, train_transcoder
 
 
 def run(config: TrainTranscoder) -> None:
-    """Train, and print the summary."""
-    show_trained(config, train_transcoder(config))
+    """Train, and print the summary, or the table of several layers."""
+    run_features(config, TRANSCODER, train_transcoder)
 
 
 def plan(config: TrainTranscoder) -> dict[str, Any]:

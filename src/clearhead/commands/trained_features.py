@@ -5,17 +5,17 @@ parameter of the dictionary (weight, gradient, two moments of Adam) and 4 arrays
 """
 
 import dataclasses
-import tempfile
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from clearhead.commands.structure import BYTES, without_weights
 from clearhead.commands.table import duration, say, show, size
-from clearhead.commands.train_lorsa import MEASURED_STEPS, count, free_memory
+from clearhead.commands.train_layers import plan_layers, run_layers
+from clearhead.commands.training_time import count, predicted_time
 from clearhead.config import TrainClt, TrainSae, TrainTranscoder
-from clearhead.training.train_dictionary import Recipe, train_dictionary
+from clearhead.training.train_dictionary import Recipe
 
 Features = TrainTranscoder | TrainSae | TrainClt
 
@@ -31,8 +31,24 @@ def show_trained(config: Features, summary: dict[str, Any]) -> None:
     say(f"next: clearhead evaluate {directory}")
 
 
+def run_features(config: TrainTranscoder | TrainSae, recipe: Recipe, train: Callable[[Any], dict[str, Any]]) -> None:
+    """Train one layer and print its summary, or several and print their table."""
+    if isinstance(config.layer, str):
+        run_layers(config, recipe)
+    else:
+        show_trained(config, train(config))
+
+
 def plan_features(config: Features, recipe: Recipe) -> dict[str, Any]:
     """Derived values, parameters, memory and time of a training, none of which is begun."""
+    if isinstance(config.layer, str):
+        return plan_layers(config, recipe, lambda one: sizes(one, recipe))
+    rows, memory = sizes(config, recipe)
+    return rows | {"time": predicted_time(config, recipe, memory)}
+
+
+def sizes(config: Features, recipe: Recipe) -> tuple[dict[str, Any], int]:
+    """Derived values, parameters and memory of a training; and the bytes of memory in all."""
     model = without_weights(config.model)
     config = recipe.resolve(config, model)
     with torch.device("meta"):
@@ -43,7 +59,6 @@ def plan_features(config: Features, recipe: Recipe) -> dict[str, Any]:
         "memory of a step": 4 * config.batch_tokens * module.n_units * 4,
     }
     total = sum(memory.values())
-    fits = config.device not in ("auto", "cpu") or total < free_memory()
     rows = {
         "model": f"{config.model}: {model.n_layers} layers, width {model.d_model}",
         **recipe.sizes(config),
@@ -52,22 +67,4 @@ def plan_features(config: Features, recipe: Recipe) -> dict[str, Any]:
         "steps": f"{config.steps():,} of {config.batch_tokens} tokens",
         "directory": config.directory(),
     }
-    rows |= {name: size(bytes_) for name, bytes_ in memory.items()} | {"memory, estimated": size(total)}
-    return rows | {
-        "time": predicted_time(config, recipe) if fits else f"not measured: only {size(free_memory())} are free"
-    }
-
-
-def predicted_time(config: Features, recipe: Recipe) -> str:
-    """The time of the whole training at the speed of a few real steps, thrown away afterwards."""
-    with tempfile.TemporaryDirectory() as folder:
-        given = {"store": None} if "store" in config.to_dict() else {}
-        short = dataclasses.replace(
-            config,
-            tokens=MEASURED_STEPS * config.batch_tokens,
-            tracker="none",
-            out=Path(folder) / "steps",
-            **given,
-        )
-        rate = train_dictionary(short, recipe)["tokens_per_second"]
-    return f"about {duration(config.tokens / rate)} at {rate:,.0f} tokens/s, measured on {MEASURED_STEPS} steps"
+    return rows | {name: size(bytes_) for name, bytes_ in memory.items()} | {"memory, estimated": size(total)}, total

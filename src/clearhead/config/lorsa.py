@@ -88,6 +88,12 @@ class TrainLorsa(TrainDictionary):
     """Number of Lorsa heads H. Derived: 8 times the model's width."""
     groups: int | None = None
     """QK groups; their heads share a pattern. Derived: heads per head width, at least one per original head."""
+    patterns_per_group: int = 1
+    """Attention patterns per QK group, told apart by learned gates over its coordinates; 1: all its heads share one."""
+    sink: bool = False
+    """Give each pattern a learned logit that takes attention and moves nothing, so that heads need no first token."""
+    qk_width: int | None = None
+    """Width of queries and keys, narrower as a control: the planes that move scores most. Derived: the model's."""
     k: int = 64
     """Heads active per token (K); the mean of them for batchtopk. Not used by relu and jumprelu."""
     activation: Activation = "topk"
@@ -95,7 +101,7 @@ class TrainLorsa(TrainDictionary):
     init: Initialisation = "data"
     """Starting weights: components of the original heads' outputs, their weights, noise, or the reference package's."""
     qk_lr_factor: float = 0.3
-    """Learning rate of queries and keys, as a multiple of --lr."""
+    """Learning rate of queries and keys, as a multiple of --lr; 0 keeps the model's own (the frozen-QK control)."""
     l0_weight: float = 0.0
     """Weight of the sparsity term of relu (L1) and jumprelu (L0), which need one; the other activations have none."""
     store: Path | None = None
@@ -106,13 +112,18 @@ class TrainLorsa(TrainDictionary):
     def validate(self) -> None:
         """Besides what all trainings check: K fits into the heads, groups divide them, sparsity has one source."""
         super().validate()
-        self._positive("heads", "groups")
+        self._positive("heads", "groups", "patterns-per-group", "qk-width")
         if self.heads is not None:
             self._refuse(self.k > self.heads, "k", f"at most all {self.heads} heads can be active; see --heads")
             self._refuse(
                 self.groups is not None and self.heads % self.groups != 0,
                 "groups",
                 f"it must divide the {self.heads} heads into equal groups",
+            )
+            self._refuse(
+                self.groups is not None and self.heads // self.groups % self.patterns_per_group != 0,
+                "patterns-per-group",
+                f"it must divide the {self.heads // (self.groups or 1)} heads of a group evenly",
             )
         for option in ("l0-weight", "qk-lr-factor"):
             self._refuse(getattr(self, option.replace("-", "_")) < 0, option, "give 0 to turn it off")
@@ -129,13 +140,18 @@ class TrainLorsa(TrainDictionary):
         heads = 8 * d_model if self.heads is None else self.heads
         groups = self.groups
         if groups is None:
-            groups = next(count for count in range(max(n_heads, heads // d_head), 0, -1) if heads % count == 0)
+            most, each = max(n_heads, heads // d_head), self.patterns_per_group
+            groups = next((count for count in range(most, 0, -1) if heads % (count * each) == 0), 1)
         resolved = dataclasses.replace(self, heads=heads, groups=groups, layer=resolve_layer(self.layer, n_layers))
         return dataclasses.replace(resolved, out=resolved.directory())
 
     def directory(self) -> Path:
         """The run directory; defined once `layer` and `heads` are."""
         return self.out or Path("runs") / f"{Path(self.model).name}-{self.layer}-h{self.heads}-k{self.k}-{self.init}"
+
+    def sites(self) -> tuple[str, str]:
+        """The sites of input and output, without their layer."""
+        return "attn_in", "attn_out"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -173,10 +189,14 @@ class Evaluate(OfRun):
 
 @dataclass(frozen=True, kw_only=True)
 class Analyze(OfRun):
-    """Find what each head does: contexts, z patterns, logits, shares over the original heads."""
+    """Find what each head does: contexts, z patterns, logits, original heads, what it reads and writes, families."""
 
     verb: ClassVar[str] = "analyze"
 
+    run: Positional[Path]
+    """Directory written by `clearhead train lorsa`; of one with a run per layer, each layer gets its own atlas."""
+    dictionaries: tuple[str, ...] = ()
+    """Transcoders, SAEs or Lorsas of other places of the model, for what heads read, write and look for."""
     seed: int = 0
     """Seed of the examples that are drawn and of the intervals."""
     top: int = 16

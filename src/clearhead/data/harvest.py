@@ -93,18 +93,13 @@ def batches(
 def sources_of(
     model: Model, blocks: TokenBlocks, layers: Sequence[int], *, sites: tuple[str, str] = ATTENTION
 ) -> tuple[dict[int, LiveActivations], dict[int, str]]:
-    """A source for every one of `layers` that has the sites, and why the others have none.
-
-    Raises `ClearheadError`, with the first reason, where no layer has them.
-    """
+    """A source for every one of `layers` that has the sites, and why the others have none."""
     sources, refused = {}, {}
     for layer in layers:
         try:
             sources[layer] = LiveActivations(model, blocks, layer, sites=sites)
         except ClearheadError as error:
             refused[layer] = str(error)
-    if not sources:
-        raise ClearheadError(next(iter(refused.values())))
     return sources, refused
 
 

@@ -53,14 +53,16 @@ class Recipe:
     """Layer and sites, for the module's provenance."""
 
 
-def train_dictionary(config: TrainDictionary, recipe: Recipe) -> dict[str, Any]:
+def train_dictionary(config: TrainDictionary, recipe: Recipe, model: Model | None = None) -> dict[str, Any]:
     """Train (or finish training) one dictionary; returns the summary that the run directory also holds.
+
+    `model` is the one that `config` names, where it is loaded already.
 
     Raises `ClearheadError` when the directory holds another configuration, when the text is too short for one batch,
     or when the kind cannot imitate the layer; whatever was computed stays in the run directory.
     """
     accelerator = open_accelerator(config.device, bf16=config.bf16)
-    model = Model.load(config.model, dtype=config.dtype, device=str(accelerator.device))
+    model = model or Model.load(config.model, dtype=config.dtype, device=str(accelerator.device))
     config = recipe.resolve(config, model)
     run = RunDirectory(Path(str(config.out)))
     with run if accelerator.is_main_process else contextlib.nullcontext():
@@ -155,6 +157,6 @@ def open_layer(model: Model, config: Any, sites: tuple[str, str]) -> tuple[Sourc
 
 def layer_of(config: Any) -> int:
     """The layer of a resolved configuration."""
-    if config.layer is None:
-        raise ClearheadError("the configuration names no layer; resolve it with the model's shape first")
+    if not isinstance(config.layer, int):
+        raise ClearheadError(f"layer {config.layer} is not one layer; resolve the configuration with the model's shape")
     return config.layer
