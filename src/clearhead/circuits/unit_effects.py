@@ -171,6 +171,11 @@ class EffectMeter:
             raise NonFiniteError("a change led to logits that are not finite; set units to values nearer to their own")
         return found
 
+    def into_stream(self, write: Float[Tensor, "n d"]) -> Float[Tensor, "n d"]:
+        """Writes of the layer as they enter the stream, but for the scale of a norm behind it, which tokens set."""
+        norm = self.parts.layers[self.layer].behind_attention
+        return (write if norm is None else _through(norm, write)) * self.parts.multiplier
+
     def _forward(self, block: Unchanged, added: Float[Tensor, "r t d"]) -> Float[Tensor, "r t d"]:
         """The last stream when every position is changed and sees the others unchanged."""
         rows, t, _ = added.shape
@@ -247,9 +252,8 @@ class EffectMeter:
     ) -> Float[Tensor, "m d"]:
         """The changes as they enter the stream, the scale of a norm behind the layer held."""
         norm = self.parts.layers[self.layer].behind_attention
-        if norm is not None:
-            change = _through(norm, change) * norm.frozen_scale(block.output[0].to(change))[position]
-        return change * self.parts.multiplier
+        entered = self.into_stream(change)
+        return entered if norm is None else entered * norm.frozen_scale(block.output[0].to(change))[position]
 
     def _carry(self, block: Unchanged, position: Int[Tensor, " m"], x: Float[Tensor, "m d"]) -> Float[Tensor, "m d"]:
         """Through the attention of the layers above, each token's to itself, everything else held."""
