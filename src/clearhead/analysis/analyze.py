@@ -3,10 +3,11 @@
     pass 1   every block once: x and original z from the model, codes from the Lorsa; activity, choice of examples,
              output shares
     pass 2   the same blocks: windows and z patterns of the examples; on some, the overlap with the original
-             patterns. What pass 1 read is kept while it fits in `keep_bytes`; for the rest the model runs again, in
-             the same batches, so the numbers are the same
+             patterns and of the heads with each other. What pass 1 read is kept while it fits in `keep_bytes`; for
+             the rest the model runs again, in the same batches, so the numbers are the same
 
-and, without data, logit effects and weight shares. Fidelity is not measured here (`training.evaluate`).
+and, without data, logit effects, weight shares and what weights say of the relations (relations.py). Fidelity is not
+measured here (`training.evaluate`).
 """
 
 import dataclasses
@@ -25,12 +26,19 @@ from clearhead.analysis.activity import Activity
 from clearhead.analysis.contexts import Contexts
 from clearhead.analysis.entries import Entries, entries_of
 from clearhead.analysis.examples import ExampleCollector
+from clearhead.analysis.families import PairOverlaps, family_rows, find_families
+from clearhead.analysis.host_modes import host_modes
 from clearhead.analysis.logits import logit_effects
+from clearhead.analysis.looking import relate_looks, strongest_looks
+from clearhead.analysis.neighbours import DirectPath, Neighbourhood
+from clearhead.analysis.reads_writes import meet_neighbours, read_embeddings
+from clearhead.analysis.relations import Related, relation_rows
 from clearhead.analysis.unit_rows import head_rows, lorsa_rows
 from clearhead.atlas.read import Atlas
 from clearhead.atlas.write import AtlasWriter
 from clearhead.data.text import TokenBlocks
 from clearhead.dictionaries.init import from_attention
+from clearhead.dictionaries.load import Dictionary
 from clearhead.dictionaries.lorsa import Codes, Lorsa
 from clearhead.errors import ClearheadError, NonFiniteError
 from clearhead.model.access import Model
@@ -49,10 +57,13 @@ def analyze(
     blocks: TokenBlocks,
     out: str | Path,
     *,
+    dictionaries: Mapping[str, Dictionary] | None = None,
+    strict: bool = True,
     top: int = 16,
     quantiles: int = 8,
     negatives: int = 4,
     routing_tokens: int = 8192,
+    family_tokens: int = 4096,
     batch_blocks: int = 8,
     keep_bytes: int = 2**30,
     seed: int = 0,
@@ -61,18 +72,22 @@ def analyze(
 ) -> Atlas:
     """Analyse every head of `lorsa` over all of `blocks` and write the atlas `out`, replacing an earlier one.
 
-    top, quantiles, negatives: examples per head of each category. routing_tokens: tokens on which attention patterns
-    are compared. keep_bytes: memory for what pass 1 read. evaluation: metrics of `training.evaluate`, for the table
-    `layers` (its numbers and lists of numbers are taken). about: further entries of `atlas.json`.
+    dictionaries: by name, SAEs, transcoders and Lorsas of other places of the model, which the heads read or which
+    read the heads; `strict` refuses others, else they are left out. top, quantiles, negatives: examples per head of
+    each category. routing_tokens, family_tokens: tokens on which patterns are compared with the original heads', and
+    the heads with each other (among the former, so not more). keep_bytes: memory for what pass 1 read. evaluation:
+    metrics of `training.evaluate`, for the table `layers` (its numbers and lists of numbers are taken). about: further
+    entries of `atlas.json`.
 
-    Raises `ClearheadError` when Lorsa, model and layer do not belong together or there are no blocks, and
+    Raises `ClearheadError` when Lorsa, model, layer and dictionaries do not belong together or there are no blocks, and
     `NonFiniteError` naming site, block and position.
     """
     _check(lorsa, model, layer, blocks)
+    neighbourhood = Neighbourhood(model, layer, dictionaries or {}, strict=strict)
     was_training = lorsa.training
     lorsa.eval()
     units = _Units(_Reading(lorsa, model, layer, blocks, batch_blocks, keep_bytes), top, quantiles, negatives, seed)
-    contexts, routing = units.revisit(routing_tokens)
+    contexts, routing, overlaps = units.revisit(routing_tokens, family_tokens)
     lorsa.train(was_training)
 
     texts = _TokenTexts(model)
@@ -101,6 +116,14 @@ def analyze(
     metrics = _numbers(evaluation or {}) | _spanning({**shares, "output_shuffled": control}, seed)
     metrics |= {"analysed_tokens": n_tokens, "analysed_dead_share": float((units.activity.count == 0).mean())}
     entries = _about(lorsa, model, layer, blocks, seed) | dict(about or {})
+    looks = strongest_looks(contexts, blocks.tokens.numpy())
+    related = [
+        read_embeddings(lorsa, model, layer, texts),
+        *_meet(lorsa, neighbourhood, blocks, batch_blocks),
+        *relate_looks(looks, blocks.tokens.numpy(), model.d_vocab, texts),
+        host_modes(lorsa, model, layer, coefficients["routing"]),
+    ]
+    families = find_families(overlaps, lorsa)
     with AtlasWriter(out, entries) as atlas:
         atlas.append("units", rows)
         atlas.append("units", head_rows(model, layer))
@@ -109,6 +132,8 @@ def analyze(
             high = min(low + EXAMPLES_AT_ONCE, len(contexts.block))
             atlas.append("examples", contexts.example_rows(low, high, names, tokens, blocks.document_at, texts))
         atlas.append("patterns", contexts.pattern_rows(names))
+        atlas.append("relations", relation_rows(names, related))
+        atlas.append("families", family_rows(families, layer, names, looks, texts))
         atlas.append_metrics(layer, "lorsa", metrics)
     return Atlas(out)
 
@@ -141,10 +166,11 @@ class _Reading:
         with progress("activity", self.blocks.tokens.numel()) as advance:
             for first in self.starts():
                 x, z, codes = self.compute(first)
-                size = sum(part.numel() * part.element_size() for part in (x, *codes))
+                kept = (x.cpu(), Codes(codes.values.cpu(), codes.heads.to("cpu", torch.int32)))
+                size = sum(part.numel() * part.element_size() for part in (kept[0], *kept[1]))
                 if size <= self.room:
                     self.room -= size
-                    self._kept[first] = (x.cpu(), Codes(*(part.cpu() for part in codes)))
+                    self._kept[first] = kept
                 yield first, codes, z
                 advance(x.shape[0] * x.shape[1])
 
@@ -186,31 +212,54 @@ class _Units:
             self.output.update(entries, entries.token - first * blocks.context, z.flatten(0, 1))
         self.strongest = self.examples.top.value[:, 0]
 
-    def revisit(self, routing_tokens: int) -> tuple[Contexts, share.RoutingShares]:
+    def revisit(self, routing_tokens: int, family_tokens: int) -> tuple[Contexts, share.RoutingShares, PairOverlaps]:
         """Pass 2; patterns are compared on whole batches spread evenly through the data."""
         reading, context = self.reading, self.reading.blocks.context
         contexts = Contexts(self.examples.choose(), context)
         original = from_attention(reading.model.weights(reading.layer), reading.model.geometry(reading.layer))
         original = original.to(reading.lorsa.W_V.dtype)
         routing = share.RoutingShares(self.lorsa.n_heads, self.lorsa.config.pattern_size, original.config.n_patterns)
+        overlaps = PairOverlaps(self.lorsa.n_heads)
         starts = list(reading.starts())
-        wanted = min(len(starts), max(1, round(routing_tokens / (reading.step * context))))
-        compared = {starts[i * len(starts) // wanted] for i in range(wanted)}
+        compared = _spread(starts, routing_tokens / (reading.step * context))
+        related = set(_spread(compared, family_tokens / (reading.step * context)))
         for first, x, codes in reading.second_pass():
             entries = entries_of(codes, np.arange(first, first + len(x)))
             contexts.fill(first, x, entries, self.lorsa)
             if first in compared:
-                self._compare_patterns(routing, first, x, entries, original)
-        return contexts, routing
+                self._compare_patterns(routing, overlaps if first in related else None, first, x, entries, original)
+        return contexts, routing, overlaps
 
     @torch.no_grad()
     def _compare_patterns(
-        self, routing: share.RoutingShares, first: int, x: Float[Tensor, "b t d"], entries: Entries, original: Lorsa
+        self,
+        routing: share.RoutingShares,
+        overlaps: PairOverlaps | None,
+        first: int,
+        x: Float[Tensor, "b t d"],
+        entries: Entries,
+        original: Lorsa,
     ) -> None:
         block, position = np.divmod(entries.token, x.shape[1])
         for b, one in enumerate(x.split(1)):  # a block's patterns at a time
             here = (block == first + b) & (position >= FIRST)
-            routing.update(entries.where(here), position[here], self.lorsa.patterns(one), original.patterns(one))
+            mine, patterns = entries.where(here), self.lorsa.patterns(one)
+            routing.update(mine, position[here], patterns, original.patterns(one))
+            if overlaps is not None:
+                size = self.lorsa.config.pattern_size
+                overlaps.update(mine, position[here], patterns[0], self.lorsa.values(one)[0], size, FIRST)
+
+
+def _spread(starts: list[int], count: float) -> list[int]:
+    """About `count` of the starts, at least one, spread evenly."""
+    wanted = min(len(starts), max(1, round(count)))
+    return [starts[i * len(starts) // wanted] for i in range(wanted)]
+
+
+def _meet(lorsa: Lorsa, neighbourhood: Neighbourhood, blocks: TokenBlocks, batch_blocks: int) -> list[Related]:
+    """Reads and writes of other dictionaries' units; no forward where there are none."""
+    path = DirectPath(neighbourhood.model, blocks.tokens[:batch_blocks], FIRST)
+    return meet_neighbours(lorsa, neighbourhood, path)
 
 
 class _TokenTexts:

@@ -107,12 +107,17 @@ class Contexts:
             "activations": pa.ListArray.from_arrays(offsets, self.activations[part][shown]),
         }
 
+    def terms(self) -> tuple[NDArray[np.int64], NDArray[np.int32], NDArray[np.float32]]:
+        """The terms of all z patterns: (example, position of the source token, A_ij v_j), by example and position."""
+        none = (np.zeros(0, np.int64), np.zeros(0, np.int32), np.zeros(0, np.float32))
+        example, key, weight = (np.concatenate(part) for part in zip(none, *self._terms, strict=True))
+        order = np.argsort(example, kind="stable")
+        return example[order], key[order], weight[order]
+
     def pattern_rows(self, names: list[str]) -> dict[str, Any]:
         """Columns of table `patterns`: one row per example that is not negative, in order of example."""
         rows = np.flatnonzero(self.chosen.category != CATEGORIES.index("negative"))
-        parts = [np.concatenate(part) for part in zip(*self._terms, strict=True)] or [np.zeros(0, np.int64)] * 3
-        order = np.argsort(parts[0], kind="stable")
-        example, key, weight = (part[order] for part in parts)
+        example, key, weight = self.terms()
         offsets = np.searchsorted(example, np.concatenate([rows, [len(self.chosen.token)]])).astype(np.int32)
         return {
             "example_id": rows,

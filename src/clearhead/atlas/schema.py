@@ -196,6 +196,7 @@ TABLES: dict[str, tuple[Column, ...]] = {
         Column("other", _text, "what it relates to: `embedding.11`, `logit.11`, `feature.12.7`, `mode.12.3.0`, ..."),
         Column("label", _text, "that in words: the token's text, the feature's label, or empty"),
         Column("value", _double, "strength; docs/concepts/lorsa.md says of what, for each relation"),
+        Column("share", _double, "share of the unit's strongest examples that hold it", optional=True),
     ),
     "families": (
         Column("family", _text, "name of the family; unique"),
@@ -224,7 +225,7 @@ TABLES: dict[str, tuple[Column, ...]] = {
             "scorer", _text, "`detection`, `fuzzing` or `intruder`; empty for an explanation not scored", optional=True
         ),
         Column("judge", _text, "who judged: `template`, or the name of a language model", optional=True),
-        Column("score", _double, "balanced accuracy of the judge, 0.5 is chance", optional=True),
+        Column("score", _double, "balanced accuracy of the judge; 0.5 is chance, 0.2 for an intruder", optional=True),
         Column("low", _double, "lower end of its 95 % interval", optional=True),
         Column("high", _double, "upper end", optional=True),
         Column("cases", _int, "examples judged", optional=True),
