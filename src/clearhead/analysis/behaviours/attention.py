@@ -27,7 +27,7 @@ from clearhead.analysis.behaviours.tally import best_cases, tally
 from clearhead.model.access import Model
 from clearhead.ops.hash_rng import mix
 
-TEXT = "natural text, and natural text said again"
+TEXT = "natural text and text said again"
 INSIDE = "inside words"
 """The mark that holds which induction keys continue a word."""
 
@@ -51,7 +51,7 @@ def _probe(model: Model, seed: int, name: str) -> Probe:
         control = tuple(map(matching.elsewhere, expected))
         marks = {INSIDE: inside}
     positional = name in ("previous_token", "bos_sink")
-    return Probe("patterns", batches, expected, control, marks, positional=positional)
+    return Probe(TEXT, batches, expected, control, marks, positional=positional)
 
 
 def _score_excess(probe: Probe, readings: list[Reading]) -> Scores:
@@ -72,7 +72,7 @@ def _score_induction(probe: Probe, readings: list[Reading], part: str) -> Scores
     inside = tally(probe, readings, probe.marks[INSIDE])
     all_keys = rows.excess()
     usual = _usual(probe)
-    words = np.clip((inside.share(inside.on) - usual * rows.share(rows.on)) / (1 - usual), 0, all_keys)
+    words = np.clip((inside.share(inside.on) - usual * rows.share(rows.on)) / max(1 - usual, 1e-6), 0, all_keys)
     few = concentration(probe, readings, rows)
     score = {
         "token_induction": all_keys * few,

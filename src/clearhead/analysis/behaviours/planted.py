@@ -1,12 +1,12 @@
 """Units that have a behaviour because they were made to: what thresholds are fixed on before any model is looked at.
 
-    row of a planted unit = amplitude · ( focus · keys its habit reads  +  (1 − focus) · anything it sees, half on key 0 )
+    row of a planted unit = amplitude · ( focus · keys its habit reads + (1 − focus) · all it sees, half on key 0 )
 
-A unit acts by its habit in the share `follows` of what it moves, by another habit or at random in the rest. Units differ
-in amplitude, focus, how far back they reach, how often they act, whether they rest on the first token at all other
-queries (as original heads do) and in which of several keys they read. Among them are units that follow a habit in a few
-per cent only, and units of `STRAY` habits next to the real ones: the token itself, two back, the recent ones, two
-behind the earlier copy, fixed places, single tokens. Only units with `follows` of at least `SHOWS` have a behaviour.
+A unit acts by its habit in the share `follows` of what it moves, by another habit or at random in the rest. Units
+differ in amplitude, focus, how far back they reach, how often they act, whether they rest on the first token at all
+other queries (as original heads do) and in which of several keys they read. Among them are units that follow a habit
+in a few per cent only, and units of `STRAY` habits next to the real ones: the token itself, two back, the recent ones,
+two behind the earlier copy, fixed places, single tokens. Those with `follows` from `SHOWS` on count.
 """
 
 from collections.abc import Callable, Sequence
@@ -55,8 +55,9 @@ class PlantedUnit:
 
     @property
     def shows(self) -> str | None:
-        """The behaviour that it has, if any."""
-        return self.kind if self.follows >= SHOWS and self.kind not in STRAY else None
+        """The behaviour that it has, if any: it may be the one it acts by otherwise."""
+        main = self.kind if self.follows >= SHOWS else self.other if self.follows <= 1 - SHOWS else None
+        return None if main in STRAY else main
 
 
 def _itself(tokens: Int[Tensor, "b t"]) -> Tensor:
@@ -132,7 +133,7 @@ def _unit(kind: str, habit: Habit, follows: float, others: list[str], seed: int)
         habit,
         follows,
         others[int(draw[0] * len(others))],
-        dense=habit.dense and follows >= SHOWS and draw[1] < 0.25,
+        dense=habit.dense and follows >= SHOWS and draw[1] < 0.12,
         often=4.0 * 16.0 ** draw[2],
         focus=0.7 + 0.28 * draw[3],
         reach=REACHES[int(draw[4] * len(REACHES))],
@@ -157,6 +158,11 @@ class PlantedUnits:
     def names(self) -> list[str]:
         """`planted.0` and on."""
         return [f"planted.{number}" for number in range(self.n_units)]
+
+    @property
+    def rows_per_token(self) -> int:
+        """At most, as if all were dense."""
+        return self.n_units
 
     def read(self, tokens: Int[Tensor, "b t"]) -> Reading:
         """What they do on these tokens, the same at every call."""

@@ -8,7 +8,7 @@ query. Position 0, where a token sees nothing but itself, has no rows. What a be
 not said here (behaviour.py).
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -20,6 +20,7 @@ from clearhead.analysis.patterns import active_triples, z_patterns
 from clearhead.dictionaries.lorsa import Lorsa
 from clearhead.errors import ClearheadError, NonFiniteError
 from clearhead.model.access import Model
+from clearhead.model.run import Run
 
 FIRST = 1
 """The first position with rows."""
@@ -60,19 +61,43 @@ class Population(Protocol):
         """How many units there are; a reading's `unit` counts them from 0."""
         ...
 
+    @property
+    def rows_per_token(self) -> int:
+        """Rows that a token may have, about; more units than that are not active at once."""
+        ...
+
     def read(self, tokens: Int[Tensor, "b t"]) -> Reading:
         """What the units did on these tokens."""
         ...
 
 
+class SharedRun:
+    """Sites of several layers from one forward, kept for the batch that was asked for last."""
+
+    def __init__(self, model: Model, sites: Iterable[str] = ()):
+        self.model = model
+        self.sites = set(sites)
+        self._seen: tuple[Int[Tensor, "b t"], Run] | None = None
+
+    def read(self, tokens: Int[Tensor, "b t"], sites: Sequence[str]) -> Run:
+        """A run of these tokens with these sites, and with all that others were announced to need."""
+        if not self.sites.issuperset(sites):
+            self.sites |= set(sites)
+            self._seen = None
+        if self._seen is None or self._seen[0] is not tokens:
+            self._seen = None  # let the last batch go before the next is computed
+            self._seen = tokens, self.model.run(tokens, read=sorted(self.sites))
+        return self._seen[1]
+
+
 class LorsaHeads:
-    """The heads of a Lorsa in its place in the model.
+    """The heads of a Lorsa in its place in the model; `shared` saves forwards where several layers are read.
 
     Raises `ClearheadError` when the Lorsa belongs to another model or layer; `read` raises `NonFiniteError` for an
     input that is not finite.
     """
 
-    def __init__(self, model: Model, layer: int, lorsa: Lorsa):
+    def __init__(self, model: Model, layer: int, lorsa: Lorsa, shared: SharedRun | None = None):
         if lorsa.config.d_model != model.d_model:
             raise ClearheadError(
                 f"the Lorsa reads {lorsa.config.d_model} dimensions and {model.name} has {model.d_model}; give the "
@@ -82,7 +107,10 @@ class LorsaHeads:
             trained = lorsa.provenance.get(what, here)
             if trained != here:
                 raise ClearheadError(f"the Lorsa was trained on {what} {trained}, not {here}; give that {what}")
-        self.model, self.layer, self.lorsa = model, layer, lorsa.eval()
+        self.layer, self.lorsa = layer, lorsa.eval()
+        self.site = f"attn_in.{layer}"
+        self.shared = shared or SharedRun(model)
+        self.shared.sites.add(self.site)
 
     @property
     def n_units(self) -> int:
@@ -94,12 +122,16 @@ class LorsaHeads:
         """Unit ids."""
         return [f"lorsa.{self.layer}.{head}" for head in range(self.n_units)]
 
+    @property
+    def rows_per_token(self) -> int:
+        """Heads kept per token."""
+        return self.lorsa.config.k
+
     @torch.no_grad()
     def read(self, tokens: Int[Tensor, "b t"]) -> Reading:
         """One forward up to the layer, and z patterns of the active heads."""
-        site = f"attn_in.{self.layer}"
-        x = self.model.run(tokens, read=(site,))[site].to(self.lorsa.W_V.dtype)
-        _refuse_non_finite(site, x)
+        x = self.shared.read(tokens, [self.site])[self.site].to(self.lorsa.W_V.dtype)
+        _refuse_non_finite(self.site, x)
         codes = self.lorsa.encode(x)
         codes.values[:, :FIRST] = 0
         triples = active_triples(codes)
@@ -115,8 +147,11 @@ class LorsaHeads:
 class OriginalHeads:
     """The attention heads of one layer of the model itself."""
 
-    def __init__(self, model: Model, layer: int):
-        self.model, self.layer = model, layer
+    def __init__(self, model: Model, layer: int, shared: SharedRun | None = None):
+        self.layer = layer
+        self.sites = [f"{name}.{layer}" for name in ("pattern", "v", "z")]
+        self.shared = shared or SharedRun(model)
+        self.shared.sites |= set(self.sites)
         self.W_O = model.weights(layer).W_O.detach()
         self._gram = self.W_O @ self.W_O.mT  # |v W_O|² = v (W_O W_Oᵀ) v without the long vector
 
@@ -130,11 +165,16 @@ class OriginalHeads:
         """Unit ids."""
         return [f"head.{self.layer}.{head}" for head in range(self.n_units)]
 
+    @property
+    def rows_per_token(self) -> int:
+        """All heads are active at every token."""
+        return self.n_units
+
     @torch.no_grad()
     def read(self, tokens: Int[Tensor, "b t"]) -> Reading:
         """One forward up to the layer; every head at every query."""
-        sites = pattern, values, mixed = [f"{name}.{self.layer}" for name in ("pattern", "v", "z")]
-        run = self.model.run(tokens, read=sites)
+        pattern, values, mixed = self.sites
+        run = self.shared.read(tokens, self.sites)
         v, z = run[values], run[mixed].transpose(1, 2)  # [b, g, t, dv], [b, h, t, dv]
         _refuse_non_finite(mixed, z)
         moved = self._length(v.repeat_interleave(self.n_units // v.shape[1], 1))

@@ -1,0 +1,160 @@
+"""Look for all behaviours in populations of units: what is found, and what would be found by chance.
+
+Every probe is read twice, as it is and shuffled (`Probe.shuffled`): what counts as found on shuffled text is what the
+detectors find in this many units when there is nothing to find. Readings of populations that fit in `READINGS_BYTES`
+share their forwards.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from clearhead.analysis.behaviours.behaviour import Behaviour, Probe, Scores
+from clearhead.analysis.behaviours.reading import Population, Reading
+from clearhead.model.access import Model
+from clearhead.runs import progress
+
+READINGS_BYTES = 700 * 2**20
+"""Memory for the readings of one probe."""
+WRITTEN = 0.5
+"""Rows of the atlas are those whose score reaches this share of the threshold; the others show nothing."""
+
+
+@dataclass(frozen=True, eq=False)
+class Found:
+    """What was found of one behaviour in one population."""
+
+    behaviour: Behaviour
+    names: list[str]
+    scores: Scores
+    probe: Probe
+    by_chance: int | None
+    """Units found on the shuffled probe; None where it was not read."""
+
+    @property
+    def found(self) -> np.ndarray:
+        """Which units have the behaviour, [n] of bool."""
+        return self.behaviour.found(self.scores)
+
+
+def build_probes(behaviours: Sequence[Behaviour], model: Model, seed: int) -> dict[str, Probe]:
+    """The probe of each behaviour by its name; those of one text share their batches."""
+    probes: dict[str, Probe] = {}
+    with progress("probes", len(behaviours), "probes") as advance:
+        for behaviour in behaviours:
+            probes[behaviour.name] = behaviour.probe(model, seed)
+            advance(1)
+    return probes
+
+
+def look_for(
+    populations: Iterable[Population],
+    behaviours: Sequence[Behaviour],
+    probes: Mapping[str, Probe],
+    *,
+    seed: int = 0,
+    by_chance: bool = True,
+) -> list[Found]:
+    """Every behaviour in every population, in the order of the populations."""
+    waiting = list(populations)
+    texts = same_text(behaviours, probes)
+    size = max((4 * sum(b.numel() * b.shape[1] for b in probes[text[0].name].batches) for text in texts), default=1)
+    results = []
+    total = len(waiting) * len(texts) * (2 if by_chance else 1)
+    with progress("behaviours", total, "readings") as advance:
+        for group in _groups(waiting, READINGS_BYTES // size):
+            found: dict[tuple[int, str], Found] = {}
+            for text in texts:
+                own = {one.name: probes[one.name] for one in text}
+                scores = score_all(group, text, own)
+                advance(len(group))
+                chance = None
+                if by_chance:
+                    chance = score_all(group, text, {name: probe.shuffled(seed) for name, probe in own.items()})
+                    advance(len(group))
+                for (place, name), value in scores.items():
+                    behaviour = next(one for one in text if one.name == name)
+                    count = None if chance is None else int(behaviour.found(chance[place, name]).sum())
+                    found[place, name] = Found(behaviour, group[place].names, value, own[name], count)
+            results += [found[place, one.name] for place in range(len(group)) for one in behaviours]
+    return results
+
+
+def detect(
+    populations: Iterable[Population], model: Model, seed: int, behaviours: Sequence[Behaviour]
+) -> Iterator[dict[str, list[Any]]]:
+    """Rows of the atlas table `behaviours`, as columns, one part per population and behaviour."""
+    for found in look_for(populations, behaviours, build_probes(behaviours, model, seed), seed=seed):
+        yield rows_of(found, model)
+
+
+def rows_of(found: Found, model: Model) -> dict[str, list[Any]]:
+    """Columns of the atlas table: units found, and those at `WRITTEN` of the threshold and above."""
+    behaviour, scores = found.behaviour, found.scores
+    names = ("unit_id", "behaviour", "score", "threshold", "found", "cases", "tokens", "query", "keys")
+    rows: dict[str, list[Any]] = {name: [] for name in names}
+    is_found = found.found
+    for unit in np.flatnonzero(scores.score >= WRITTEN * behaviour.threshold).tolist():
+        case = scores.best[unit]
+        tokens = [] if case is None else found.probe.batches[case.batch][case.block]
+        values = (
+            found.names[unit],
+            behaviour.name,
+            float(scores.score[unit]),
+            behaviour.threshold,
+            bool(is_found[unit]),
+            int(scores.cases[unit]),
+            model.token_strings(tokens),
+            None if case is None else case.query,
+            [] if case is None else list(case.keys),
+        )
+        for name, value in zip(names, values, strict=True):
+            rows[name].append(value)
+    return rows
+
+
+def score_all(
+    group: Sequence[Population], text: Sequence[Behaviour], probes: Mapping[str, Probe]
+) -> dict[tuple[int, str], Scores]:
+    """Scores by place of the population and name of the behaviour; all probes have the same batches."""
+    batches = probes[text[0].name].batches
+    readings: list[list[Reading]] = [[] for _ in group]
+    for tokens in batches:
+        for population, of_population in zip(group, readings, strict=True):
+            of_population.append(population.read(tokens))
+    scores = {}
+    for place, of_population in enumerate(readings):
+        for behaviour in text:
+            scores[place, behaviour.name] = behaviour.score(probes[behaviour.name], of_population)
+        readings[place] = []
+    return scores
+
+
+def same_text(behaviours: Sequence[Behaviour], probes: Mapping[str, Probe]) -> list[list[Behaviour]]:
+    """Behaviours whose probes have the same batches stand together."""
+    texts: list[list[Behaviour]] = []
+    for behaviour in behaviours:
+        batches = probes[behaviour.name].batches
+        for text in texts:
+            others = probes[text[0].name].batches
+            if len(others) == len(batches) and all(map(torch.equal, others, batches)):
+                text.append(behaviour)
+                break
+        else:
+            texts.append([behaviour])
+    return texts
+
+
+def _groups(populations: Sequence[Population], rows_per_token: float) -> Iterator[list[Population]]:
+    """Neighbours that together have at most so many rows per token; one alone may have more."""
+    group: list[Population] = []
+    for population in populations:
+        if group and sum(one.rows_per_token for one in (*group, population)) > rows_per_token:
+            yield group
+            group = []
+        group.append(population)
+    if group:
+        yield group

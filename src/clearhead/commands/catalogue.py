@@ -1,0 +1,162 @@
+"""`clearhead catalogue`: which known behaviours the heads of a Lorsa, and the original heads of its layer, have."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from clearhead.analysis.behaviours.calibration import Calibration, calibrate
+from clearhead.analysis.behaviours.catalogue import Found, build_probes, look_for, rows_of
+from clearhead.analysis.behaviours.reading import LorsaHeads, OriginalHeads, Population, SharedRun
+from clearhead.analysis.behaviours.registry import BEHAVIOURS
+from clearhead.atlas.write import add_tables
+from clearhead.commands.opened import training_of
+from clearhead.commands.table import say, show
+from clearhead.config import Catalogue, TrainLorsa, resolve_layers
+from clearhead.dictionaries.lorsa import Lorsa
+from clearhead.errors import ClearheadError
+from clearhead.model.access import Model
+from clearhead.runs import environment, write_json
+
+TOKENIZER = "clearhead-tiny"
+"""The model whose tokenizer and logit directions planted units use."""
+EXAMPLES = 3
+"""Units shown of each behaviour and kind."""
+KINDS = {"head": "original heads", "lorsa": "Lorsa heads"}
+AROUND = 6
+"""Tokens shown before a query."""
+
+
+def plan(config: Catalogue) -> dict[str, Any]:
+    """What will be looked through, and where the result goes."""
+    what = {"behaviours": [behaviour.name for behaviour in BEHAVIOURS]}
+    if config.planted:
+        return what | {"planted units of each kind": config.per_kind}
+    if config.model is not None:
+        return what | {"model": config.model, "layers": str(config.layer), "written to": str(_target(config))}
+    return what | {"runs": [str(path) for path, _ in _runs(config)], "written to": str(_target(config))}
+
+
+def run(config: Catalogue) -> None:
+    """Look for all behaviours, print what was found with examples, and write it."""
+    if config.planted:
+        tiny = Model.load(TOKENIZER)
+        show_calibration(calibrate(BEHAVIOURS, tiny, per_kind=config.per_kind, seed=config.seed))
+        return
+    runs = _runs(config)
+    model = Model.load(config.model or runs[0][1].model, dtype=config.dtype)
+    shared = SharedRun(model)
+    populations: list[Population] = []
+    for path, training in runs:
+        layer = int(training.layer or 0)
+        lorsa = Lorsa.from_pretrained(path / "lorsa")
+        populations += [LorsaHeads(model, layer, lorsa, shared), OriginalHeads(model, layer, shared)]
+    if not runs:
+        layers = [layer for layer in resolve_layers(config.layer, model.n_layers) if layer in model.attention_layers]
+        populations += [OriginalHeads(model, layer, shared) for layer in layers]
+    probes = build_probes(BEHAVIOURS, model, config.seed)
+    found = look_for(populations, BEHAVIOURS, probes, seed=config.seed, by_chance=config.chance)
+    show_found(found, model)
+    rows = [rows_of(one, model) for one in found]
+    for place, (path, _) in enumerate(runs):
+        if (path / "atlas").exists():
+            of_run = 2 * len(BEHAVIOURS)  # the Lorsa's heads and the layer's own
+            add_tables(path / "atlas", {"behaviours": rows[place * of_run : (place + 1) * of_run]})
+            say(f"table behaviours written to {path / 'atlas'}")
+    target = _target(config)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    write_json(target, _record(config, found, rows))
+    say(f"written: {target}")
+
+
+def show_found(found: Sequence[Found], model: Model) -> None:
+    """Print for each behaviour how many units of each kind have it, and the best of them."""
+    for behaviour in BEHAVIOURS:
+        say(f"{behaviour.title} (score from {behaviour.threshold:.2f} on, {behaviour.text})")
+        for kind, name in KINDS.items():
+            of_kind = [one for one in found if one.behaviour is behaviour and one.names[0].startswith(f"{kind}.")]
+            if not of_kind:
+                continue
+            units = sum(len(one.names) for one in of_kind)
+            count = sum(int(one.found.sum()) for one in of_kind)
+            chance = [one.by_chance for one in of_kind if one.by_chance is not None]
+            beside = f"; {sum(chance)} on shuffled text" if chance else ""
+            say(f"  {name}: {count} of {units:,}{beside}")
+            best = sorted(
+                ((one.scores.score[unit], one, unit) for one in of_kind for unit in np.flatnonzero(one.found).tolist()),
+                key=lambda entry: -entry[0],
+            )
+            for score, one, unit in best[:EXAMPLES]:
+                say(f"    {score:.2f}  {one.names[unit]:<14}  {case_text(one, unit, model)}")
+
+
+def case_text(found: Found, unit: int, model: Model) -> str:
+    """The unit's best case as text: the tokens it reads, with what stands before them, and the query's surroundings."""
+    case = found.scores.best[unit]
+    if case is None:
+        return "–"
+    strings = model.token_strings(found.probe.batches[case.batch][case.block])
+    before = "".join(strings[max(0, case.query - AROUND) : case.query])
+    read = ", ".join(
+        f"{''.join(strings[max(0, key - 2) : key])}«{strings[key]}» ({case.query - key} back)" for key in case.keys[:2]
+    )
+    return f"{before}[{strings[case.query]}] reads {read}".replace("\n", "⏎")
+
+
+def show_calibration(calibration: Calibration) -> None:
+    """Print precision, recall and what is found by chance for each detector, and which units each one finds."""
+    rows = {}
+    for behaviour in calibration.behaviours:
+        precision, recall, chance = calibration.rates(behaviour)
+        chosen = calibration.choose_threshold(behaviour)
+        rows[behaviour.name] = (
+            f"threshold {behaviour.threshold:.2f} (these units: {'none' if chosen is None else f'{chosen:.2f}'})  "
+            f"precision {precision:.3f}  recall {recall:.3f}  on shuffled text {chance:.2%}"
+        )
+    show(rows, f"{len(calibration.units)} planted units")
+    kinds, table, counts = calibration.confusion()
+    say("units found, by what they were planted as (rows) and detector (columns)")
+    short = [behaviour.name[:9] for behaviour in calibration.behaviours]
+    say(f"  {'':<20}" + "".join(f"{name:>10}" for name in ("units", *short)))
+    for kind, count, row in zip(kinds, counts, table, strict=True):
+        say(f"  {kind:<20}" + "".join(f"{number:>10}" for number in (count, *row)))
+
+
+def _runs(config: Catalogue) -> list[tuple[Path, TrainLorsa]]:
+    """The finished Lorsa runs of a directory, by layer; raises `ClearheadError` where there is none, or two models."""
+    path = config.run
+    if path is None:
+        return []
+    folders = [path] if (path / "config.json").exists() else sorted(path.glob("*/"))
+    runs = []
+    for folder in folders:
+        if (folder / "config.json").exists() and (folder / "lorsa").exists():
+            training = training_of(folder)
+            if isinstance(training, TrainLorsa):
+                runs.append((folder, training))
+    if not runs:
+        raise ClearheadError(f"{path} holds no finished run of `clearhead train lorsa`; give one, or a folder of them")
+    models = sorted({training.model for _, training in runs})
+    if len(models) > 1:
+        raise ClearheadError(f"{path} holds runs of {models[0]} and {models[1]}; give runs of one model")
+    return sorted(runs, key=lambda run: int(run[1].layer or 0))
+
+
+def _target(config: Catalogue) -> Path:
+    return (config.out or config.run or Path("runs/catalogue")) / "catalogue.json"
+
+
+def _record(config: Catalogue, found: Sequence[Found], rows: Sequence[dict[str, list[Any]]]) -> dict[str, Any]:
+    counts = [
+        {
+            "behaviour": one.behaviour.name,
+            "units": one.names[0].rsplit(".", 1)[0],
+            "of": len(one.names),
+            "found": int(one.found.sum()),
+            "on_shuffled_text": one.by_chance,
+        }
+        for one in found
+    ]
+    merged = {name: [value for part in rows for value in part[name]] for name in rows[0]}
+    return {"config": config.to_dict(), "environment": environment(), "counts": counts, "behaviours": merged}
