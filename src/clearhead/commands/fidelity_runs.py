@@ -164,10 +164,24 @@ def choose(found: Sequence[Found], parameters: Sequence[int]) -> Comparison | No
 
 
 def most_alike(
-    found: Sequence[Found], parameters: Sequence[int], main: int, *, kind: str, init: str | None = None
+    found: Sequence[Found],
+    parameters: Sequence[int],
+    main: int,
+    *,
+    kind: str,
+    init: str | None = None,
+    other_seed: bool = False,
 ) -> int | None:
-    """The run of a kind (and initialisation) that is most alike to `main`; None where there is none of it."""
-    others = [at for at, run in enumerate(found) if at != main and run.kind == kind and init in (None, run.init)]
+    """The run of a kind (and initialisation, or of another seed) most alike to `main`; None where there is none."""
+    seed = found[main].training.seed
+    others = [
+        at
+        for at, run in enumerate(found)
+        if at != main
+        and run.kind == kind
+        and init in (None, run.init)
+        and not (other_seed and run.training.seed == seed)
+    ]
 
     def distance(at: int) -> tuple[Any, ...]:
         one, other = found[main].training, found[at].training

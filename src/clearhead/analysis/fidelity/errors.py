@@ -76,7 +76,7 @@ class LayerErrors:
         self.kept: dict[str, list[Tensor]] = {}
         if compared is not None:
             self.tracked = [compared.main] if compared.partner is None else [compared.main, compared.partner]
-            self.heads = HeadShares(model.weights(candidates[0].layer).n_heads, model.d_model, len(self.tracked))
+            self.heads = HeadShares(len(model.weights(candidates[0].layer).W_O), model.d_model, len(self.tracked))
             self.from_input = LinearShare(model.d_model, model.d_model)
             self.from_partner = LinearShare(model.d_model, model.d_model)
 
