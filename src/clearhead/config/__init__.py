@@ -6,6 +6,7 @@ Nothing here loads torch or transformers or touches a file.
 """
 
 from clearhead.config.bench import BenchCircuits, BenchGated, BenchLorsa, BenchSpectral, BenchZPattern
+from clearhead.config.catalogue import Catalogue
 from clearhead.config.circuits import CircuitCurve
 from clearhead.config.dictionaries import (
     FeatureActivation,
@@ -16,6 +17,7 @@ from clearhead.config.dictionaries import (
     TrainSae,
     TrainTranscoder,
 )
+from clearhead.config.explain import Explain
 from clearhead.config.fidelity import Fidelity, SweptKind, TrainSweep
 from clearhead.config.frontier import Frontier
 from clearhead.config.graph import GraphDiff, GraphExport, GraphFormat, GraphMerge
@@ -55,6 +57,8 @@ VERBS: dict[str, type[Verb]] = {
         Evaluate,
         Fidelity,
         Analyze,
+        Catalogue,
+        Explain,
         View,
         Pretrain,
         Sparsify,
@@ -94,11 +98,13 @@ __all__ = [
     "BenchLorsa",
     "BenchSpectral",
     "BenchZPattern",
+    "Catalogue",
     "CircuitCurve",
     "Demo",
     "DescribeTask",
     "Dtype",
     "Evaluate",
+    "Explain",
     "FeatureActivation",
     "Fidelity",
     "Frontier",
