@@ -113,6 +113,8 @@ def test_to_dict_says_schema_verb_and_version():
     [
         ({"k": 65, "heads": 64}, "--k 65 is not possible: at most all 64 heads"),
         ({"heads": 64, "groups": 10}, "--groups 10 is not possible: it must divide the 64 heads"),
+        ({"heads": 64, "groups": 8, "patterns_per_group": 3}, "--patterns-per-group 3 .* the 8 heads of a group"),
+        ({"qk_width": 0}, "--qk-width 0"),
         ({"batch_tokens": 500}, "--batch-tokens 500 .* multiple of --context 256"),
         ({"batch_tokens": 128}, "--batch-tokens 128"),
         ({"context": 1}, "--context 1"),
@@ -172,6 +174,13 @@ def test_groups_are_derived_for_every_width():
         for d_head in (1, 16, 64, 5000):
             groups = TrainLorsa(heads=heads, k=1).resolved(n_layers=1, d_model=8, d_head=d_head, n_heads=1).groups
             assert groups is not None and heads % groups == 0 and (groups == 1 or heads // groups >= d_head)
+
+
+def test_derived_groups_leave_room_for_their_patterns():
+    config = TrainLorsa(heads=1000, k=1, patterns_per_group=8)
+    assert config.resolved(n_layers=1, d_model=8, d_head=64, n_heads=1).groups == 5
+    with pytest.raises(ClearheadError, match="--patterns-per-group 7"):
+        TrainLorsa(heads=64, k=1, patterns_per_group=7).resolved(n_layers=1, d_model=8, d_head=8, n_heads=1)
 
 
 def test_every_original_head_gets_a_group():

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from clearhead.dictionaries.init import METHODS, draw_sample, initialise, lorsa_config
+from clearhead.dictionaries.init import METHODS, draw_sample, initialise, lorsa_config, start_sinks
 from clearhead.dictionaries.lorsa import Lorsa
 from clearhead.errors import ClearheadError, UnknownNameError
 from clearhead.model.access import Model
@@ -17,12 +17,12 @@ from tests.model.tiny_configs import build
 TINY = Path(__file__).parent.parent / "assets" / "tiny-gpt2-2L"
 
 
-def start(model: Model, method: str, *, heads: int, groups: int, k: int = 8, seed: int = 0):
+def start(model: Model, method: str, *, heads: int, groups: int, k: int = 8, seed: int = 0, **options):
     generator = torch.Generator().manual_seed(1)
     tokens = torch.randint(5, model.d_vocab - 1, (24, 32), generator=generator)
     sample = draw_sample(model, 1, tokens)
     scales = measure_scales(sample.x, sample.y)
-    shape = lorsa_config(attention_geometry(model, 1), model.d_model, heads=heads, groups=groups, k=k)
+    shape = lorsa_config(attention_geometry(model, 1), model.d_model, heads=heads, groups=groups, k=k, **options)
     lorsa = Lorsa(shape)
     initialise(lorsa, method, attention_weights(model, 1), sample, scales.input, scales.output, seed)
     return lorsa, sample, scales
@@ -45,6 +45,41 @@ def test_patterns_start_as_the_original_ones(family, method):
     pattern = model.run(tokens, read=["pattern.1"])["pattern.1"]
     own = lorsa.patterns(sample.x * scales.input)
     torch.testing.assert_close(own, pattern.repeat_interleave(3, 1), atol=2e-4, rtol=1e-3)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("family", ["llama", "gpt2", "qwen3", "gpt_oss"])
+def test_patterns_of_a_group_start_as_one(family):
+    model = Model(build(family), self_test=False)
+    shared, sample, scales = start(model, "original", heads=32, groups=4)
+    own, *_ = start(model, "original", heads=32, groups=4, patterns_per_group=2)
+    x = sample.x * scales.input
+    torch.testing.assert_close(own.patterns(x), shared.patterns(x).repeat_interleave(2, 1), atol=1e-5, rtol=1e-4)
+
+
+@torch.no_grad()
+def test_without_a_rotation_gates_scale_singular_directions():
+    model = Model(build("gpt2"), self_test=False)
+    own, *_ = start(model, "data", heads=32, groups=4, patterns_per_group=8)
+    for weight, bias in ((own.W_Q, own.b_Q), (own.W_K, own.b_K)):
+        rows = torch.cat([weight, bias[..., None]], -1)
+        products = rows @ rows.mT
+        lengths = products.diagonal(dim1=1, dim2=2)
+        torch.testing.assert_close(products, torch.diag_embed(lengths), atol=1e-5, rtol=1e-3)
+        assert bool((lengths.diff(dim=-1) <= 1e-6).all())
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("family", ["llama", "gemma2"])
+def test_an_added_sink_starts_as_nothing(family):
+    model = Model(build(family), self_test=False)
+    lorsa, sample, scales = start(model, "data", heads=32, groups=4, patterns_per_group=2, sink=True)
+    x = sample.x[:8] * scales.input
+    start_sinks(lorsa, x)
+    taken = 1 - lorsa.patterns(x).sum(-1)[:, :, 1:]
+    torch.testing.assert_close(
+        taken.transpose(0, 1).flatten(1).median(1).values, torch.full((8,), 1e-3), rtol=0.15, atol=0
+    )
 
 
 @torch.no_grad()

@@ -146,6 +146,57 @@ def test_planted_heads_are_recovered():
     assert float(metrics["batch_fvu"]) < 0.05
 
 
+def fit_planted(student: Lorsa, planted: Lorsa, steps: int = 150) -> float:
+    """The FVU at the end of a training on what `planted` computes."""
+    generator = torch.Generator().manual_seed(4)
+    task = LorsaTask(student.train(), Scales(1.0, 1.0), aux_k=0, dead_after_tokens=10_000, qk_lr_factor=0.3)
+    optimizer = adam(task.groups(), 0.01, (0.9, 0.999))
+    for step in range(steps):
+        x = torch.randn(8, T, D, generator=generator)
+        with torch.no_grad():
+            y = planted(x).y
+        loss, metrics = task.loss(student, Activations(torch.zeros(8, T, dtype=torch.int64), x, y), SCHEDULE, step)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        task.finish_step(Accelerator(cpu=True))
+    return float(metrics["batch_fvu"])
+
+
+def test_heads_of_one_group_find_their_own_patterns():
+    """Four heads that look along different coordinates of one QK: a shared pattern cannot follow, gates can."""
+    torch.manual_seed(2)
+    shape = LorsaConfig(d_model=D, n_heads=4, n_groups=1, d_qk=8, k=4, activation="signed-topk", patterns_per_group=4)
+    planted = Lorsa(shape)
+    with torch.no_grad():
+        for weight in (planted.W_Q, planted.W_K):
+            weight.normal_(std=0.4)
+        planted.W_V.copy_(torch.linalg.qr(torch.randn(D, D))[0][:4])
+        planted.W_O.copy_(torch.linalg.qr(torch.randn(D, D))[0][:4])
+        planted.qk_gate.copy_(2 * torch.eye(4).repeat_interleave(2, 1))
+    own, shared = Lorsa(shape), Lorsa(dataclasses.replace(shape, patterns_per_group=1))
+    start = {name: tensor for name, tensor in planted.state_dict().items() if name != "qk_gate"}
+    shared.load_state_dict(start)
+    own.load_state_dict(start | {"qk_gate": torch.ones(4, 8)})
+    assert fit_planted(own, planted) < 0.3 * fit_planted(shared, planted)
+    gates = own.qk_gate.detach().view(4, 4, 2).mean(-1)  # by head and pair of coordinates
+    assert gates.argmax(1).tolist() == [0, 1, 2, 3]
+
+
+def test_queries_and_keys_can_be_frozen_and_gates_step_further():
+    lorsa = small()
+    lorsa = Lorsa(dataclasses.replace(lorsa.config, patterns_per_group=2, sinks=True))
+    sizes = {}
+    for factor in (0.0, 0.5):
+        task = LorsaTask(lorsa, Scales(1.0, 1.0), aux_k=0, dead_after_tokens=100, qk_lr_factor=factor)
+        rates = {id(p): rate for parameters, rate in task.groups() for p in parameters}
+        sizes[factor] = {name: rates[id(p)] for name, p in lorsa.named_parameters()}
+    assert {name for name, rate in sizes[0.0].items() if rate == 0} == {
+        *("W_Q", "W_K", "b_Q", "b_K", "qk_gate", "sink")
+    }
+    assert sizes[0.5]["W_Q"] == 0.5 and sizes[0.5]["qk_gate"] == sizes[0.5]["sink"] == 5.0 and sizes[0.5]["W_V"] == 1
+
+
 def test_schedules():
     schedule = Schedule(steps=100, peak_lr=1.0, warmup=10, decay=20, k=8, k_start=32, k_anneal=50)
     assert schedule.lr_factor(0) == pytest.approx(0.1)

@@ -1,6 +1,7 @@
 """The verbs of a Lorsa: harvest, train, evaluate, analyze, and the demo that chains them."""
 
 import dataclasses
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, Literal
@@ -197,6 +198,8 @@ class Analyze(OfRun):
     """Directory written by `clearhead train lorsa`; of one with a run per layer, each layer gets its own atlas."""
     dictionaries: tuple[str, ...] = ()
     """Transcoders, SAEs or Lorsas of other places of the model, for what heads read, write and look for."""
+    explain_heads: str | None = None
+    """Heads whose attention scores are split exactly over tokens and features: as 12,77, or top20, the most active."""
     seed: int = 0
     """Seed of the examples that are drawn and of the intervals."""
     top: int = 16
@@ -214,6 +217,9 @@ class Analyze(OfRun):
         self._positive("top")
         self._refuse(self.quantiles < 0, "quantiles", "give 0 for none")
         self._refuse(self.negatives < 0, "negatives", "give 0 for none")
+        asked = self.explain_heads
+        wrong = asked is not None and not re.fullmatch(r"top[0-9]+|[0-9]+(,[0-9]+)*", asked)
+        self._refuse(wrong, "explain-heads", "give numbers of heads with commas between them, or top20")
 
 
 @dataclass(frozen=True, kw_only=True)

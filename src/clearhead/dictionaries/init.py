@@ -21,13 +21,17 @@ from jaxtyping import Float, Int
 from torch import Generator, Tensor
 
 from clearhead.dictionaries.lorsa import Lorsa, LorsaConfig
+from clearhead.dictionaries.narrow import singular_factors
 from clearhead.errors import ClearheadError, UnknownNameError
 from clearhead.model.access import Model
 from clearhead.model.geometry import AttentionGeometry
 from clearhead.model.weights import AttentionWeights
 from clearhead.ops.ica import independent_components
+from clearhead.ops.lorsa import visible
 
 METHODS = ("data", "original", "random", "reference")
+SINK_SHARE = 1e-3
+"""Share of the attention that an added sink starts with: nothing for the pattern, something for its gradient."""
 ICA_ITERATIONS = 30
 """Enough for directions to start from; training turns them further."""
 
@@ -131,6 +135,36 @@ def copy_queries_keys(lorsa: Lorsa, w: AttentionWeights, host: Tensor, input_sca
 
 
 @torch.no_grad()
+def turn_to_singular_directions(lorsa: Lorsa) -> None:
+    """Rewrite the queries and keys of each group, in place, in the singular directions of their product.
+
+    All scores stay as they are. Only where nothing ties the components: no rotation, no query-key norm.
+    """
+    sides = ((lorsa.W_Q, lorsa.b_Q), (lorsa.W_K, lorsa.b_K))
+    factors = singular_factors(*(torch.cat([W, b[..., None]], -1) for W, b in sides))
+    for (W, b), factor in zip(sides, factors, strict=True):
+        W.copy_(factor[..., :-1])
+        b.copy_(factor[..., -1])
+
+
+@torch.no_grad()
+def start_sinks(lorsa: Lorsa, x: Float[Tensor, "b t d"]) -> None:
+    """Let every pattern's sink take the share `SINK_SHARE` of its attention at the median query of a sample.
+
+    sink = median over queries of log sum_j exp(score_ij), plus log(share / (1 - share)).
+    """
+    c, masses = lorsa.config, []
+    for block in x.split(1):
+        q, k = lorsa.queries_keys(block)
+        scores = q @ k.mT * c.scale
+        if c.softcap is not None:
+            scores = torch.tanh(scores / c.softcap) * c.softcap
+        seen = visible(x.shape[1], x.shape[1], c.window, x.device)
+        masses.append(scores.masked_fill(~seen, -torch.inf).logsumexp(-1)[0, :, 1:])
+    lorsa.sink.copy_(torch.cat(masses, -1).median(-1).values + math.log(SINK_SHARE / (1 - SINK_SHARE)))
+
+
+@torch.no_grad()
 def initialise(
     lorsa: Lorsa,
     method: str,
@@ -160,6 +194,8 @@ def initialise(
         )
     fill = {"random": _random, "original": _original, "reference": _reference, "data": _data}[method]
     fill(lorsa, w, sample, scales, generator)
+    if lorsa.config.patterns_per_group > 1 and lorsa.rope is None and lorsa.config.qk_norm is None:
+        turn_to_singular_directions(lorsa)
     lorsa.normalise_decoder()
     if method != "random":
         _fit_value_scale(lorsa, sample, scales, grid=method == "reference")

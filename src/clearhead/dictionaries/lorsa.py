@@ -109,12 +109,20 @@ class LorsaConfig:
 
     @property
     def coordinates(self) -> list[int]:
-        """By component of a query, the coordinate (plane, or component that does not turn) whose gate scales it."""
+        """By component of a query, the coordinate whose gate scales it."""
         if self.rope is None:
-            return list(range(self.d_qk))
-        turning, half = self.rope["rotary_dim"], self.rope["rotary_dim"] // 2
-        planes = [i // 2 if self.rope["interleaved"] else i % half for i in range(turning)]
-        return planes + [i - half for i in range(turning, self.d_qk)]
+            return coordinates(self.d_qk, 0, False)
+        return coordinates(self.d_qk, self.rope["rotary_dim"], self.rope["interleaved"])
+
+
+def coordinates(width: int, turning: int, interleaved: bool) -> list[int]:
+    """What each component of a query belongs to: a plane of the rotation, or, where it does not turn, itself.
+
+    The first `turning` components turn, in planes (2i, 2i+1) or (i, i + turning/2); planes are counted first.
+    """
+    half = turning // 2
+    planes = [i // 2 if interleaved else i % half for i in range(turning)]
+    return planes + [i - half for i in range(turning, width)]
 
 
 class Codes(NamedTuple):

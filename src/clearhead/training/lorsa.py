@@ -1,6 +1,7 @@
 """What training a Lorsa adds to training any dictionary: slower queries and keys, and its own term for L0.
 
-Queries and keys start from the model's own and need smaller steps. For jumprelu the sparsity term is the expected L0
+Queries and keys start from the model's own and need smaller steps; gates and sinks are numbers of size 1 where weights
+are of size 1 / sqrt(d), and need larger ones. For jumprelu the sparsity term is the expected L0
 with the straight-through gradient to the thresholds alone (arXiv 2407.14435), for relu the L1 norm of the values;
 everything else is in dictionary_task.py.
 """
@@ -11,6 +12,9 @@ from torch import Tensor, nn
 from clearhead.dictionaries.lorsa import Lorsa
 from clearhead.ops.topk import active
 from clearhead.training.dictionary_task import DictionaryTask, Scales
+
+GATE_RATE = 10.0
+"""Learning rate of gates and sinks, as a multiple of that of queries and keys."""
 
 
 class LorsaTask(DictionaryTask):
@@ -33,11 +37,12 @@ class LorsaTask(DictionaryTask):
 
     def groups(self) -> list[tuple[list[nn.Parameter], float]]:
         """Queries and keys apart from the rest: they start from the model's own and need smaller steps."""
-        qk = ("W_Q", "W_K", "b_Q", "b_K", "q_gain", "k_gain", "qk_gate", "sink")
+        qk, gates = ("W_Q", "W_K", "b_Q", "b_K", "q_gain", "k_gain"), ("qk_gate", "sink")
         named = list(self.lorsa.named_parameters())
         return [
             ([p for name, p in named if name in qk], self.qk_lr_factor),
-            ([p for name, p in named if name not in qk], 1.0),
+            ([p for name, p in named if name in gates], self.qk_lr_factor * GATE_RATE),
+            ([p for name, p in named if name not in qk + gates], 1.0),
         ]
 
     def _penalty(self, pre: Float[Tensor, "r n"], values: Tensor, progress: float) -> Tensor | float:  # noqa: ARG002

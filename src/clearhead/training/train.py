@@ -9,16 +9,19 @@ from typing import Any
 from clearhead.config import TrainLorsa
 from clearhead.data.harvest import ATTENTION, Activations
 from clearhead.data.order import indices
-from clearhead.data.text import TokenBlocks
-from clearhead.dictionaries.init import draw_sample, initialise, lorsa_config
+from clearhead.data.text import TokenBlocks, token_blocks
+from clearhead.dictionaries.init import draw_sample, initialise, lorsa_config, start_sinks
 from clearhead.dictionaries.lorsa import Lorsa
+from clearhead.dictionaries.narrow import narrow
 from clearhead.model.access import Model
-from clearhead.model.geometry import attention_geometry, verify_scores
-from clearhead.model.weights import attention_weights
+from clearhead.model.geometry import AttentionGeometry, attention_geometry, verify_scores
+from clearhead.model.weights import AttentionWeights, attention_weights
 from clearhead.training.dictionary_task import Scales, measure_scales
 from clearhead.training.loop import Source
 from clearhead.training.lorsa import LorsaTask
 from clearhead.training.train_dictionary import SAMPLE_BLOCKS, Recipe, layer_of, open_layer, train_dictionary
+
+NARROW_BLOCKS = 8  # what single numbers about scores are measured on
 
 
 def train_lorsa(config: TrainLorsa) -> dict[str, Any]:
@@ -38,14 +41,27 @@ def open_source(model: Model, config: TrainLorsa) -> tuple[Source[Activations], 
 def empty_lorsa(model: Model, config: TrainLorsa) -> Lorsa:
     """A Lorsa of the configured size with the geometry of the layer, all weights 0."""
     shape = lorsa_config(
-        attention_geometry(model, layer_of(config)),
+        _attention(model, config)[1],
         model.d_model,
         heads=int(config.heads or 0),
         groups=int(config.groups or 0),
         k=config.k,
         activation=config.activation,
+        patterns_per_group=config.patterns_per_group,
+        sink=config.sink,
     )
     return Lorsa(shape)
+
+
+def _attention(model: Model, config: TrainLorsa) -> tuple[AttentionWeights, AttentionGeometry]:
+    """The layer's own queries, keys and values, narrowed to --qk-width on the first blocks of the text."""
+    layer = layer_of(config)
+    weights, geometry = attention_weights(model, layer), attention_geometry(model, layer)
+    if config.qk_width is None:
+        return weights, geometry
+    few = NARROW_BLOCKS * config.context
+    blocks = token_blocks(model, config.text, split="train", n_tokens=few, context=config.context, at_most=True)
+    return narrow(weights, geometry, config.qk_width, draw_sample(model, layer, blocks.tokens).x)
 
 
 def initialise_lorsa(
@@ -62,8 +78,10 @@ def initialise_lorsa(
     chosen = indices(config.seed, 0, min(SAMPLE_BLOCKS, len(blocks)), len(blocks))
     sample = draw_sample(model, layer, blocks.tokens[chosen])
     scales = measure_scales(sample.x, sample.y)
-    weights = attention_weights(model, layer)
+    weights, geometry = _attention(model, config)
     initialise(lorsa, config.init, weights, sample, scales.input, scales.output, config.seed)
+    if config.sink and not geometry.sinks:
+        start_sinks(lorsa, sample.x[:NARROW_BLOCKS] * scales.input)
     return scales
 
 
