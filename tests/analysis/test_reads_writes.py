@@ -55,9 +55,9 @@ def test_a_planted_feature_is_read_and_written_as_the_model_does(model, lorsa, t
     norm = attention_norm(model, LAYER)
     # a feature that writes what head 3 reads, and one that reads what head 3 writes
     behind = parts[0].behind_mlp
-    below.W_dec[5] = norm.gain * lorsa.W_V[head] / (1 if behind is None else behind.gain)
+    below.W_dec[5] = 9 * norm.gain * lorsa.W_V[head] / (1 if behind is None else behind.gain)
     behind = parts[LAYER].behind_attention
-    above.W_enc[7] = lorsa.W_O[head] * (1 if behind is None else behind.gain) / parts[LAYER].mlp_norm.gain
+    above.W_enc[7] = 9 * lorsa.W_O[head] * (1 if behind is None else behind.gain) / parts[LAYER].mlp_norm.gain
     found = meet_neighbours(lorsa, Neighbourhood(model, LAYER, {"below": below, "above": above}), path)
     reads = {(u, o): v for u, o, v in zip(found[0].unit, found[0].other, found[0].value, strict=True)}
     writes = {(u, o): v for u, o, v in zip(found[1].unit, found[1].other, found[1].value, strict=True)}

@@ -33,6 +33,7 @@ from clearhead.analysis.looking import relate_looks, strongest_looks
 from clearhead.analysis.neighbours import DirectPath, Neighbourhood
 from clearhead.analysis.reads_writes import meet_neighbours, read_embeddings
 from clearhead.analysis.relations import Related, relation_rows
+from clearhead.analysis.score_parts import explain_heads, heads_named
 from clearhead.analysis.unit_rows import head_rows, lorsa_rows
 from clearhead.atlas.read import Atlas
 from clearhead.atlas.write import AtlasWriter
@@ -59,6 +60,7 @@ def analyze(
     *,
     dictionaries: Mapping[str, Dictionary] | None = None,
     strict: bool = True,
+    explained: str | None = None,
     top: int = 16,
     quantiles: int = 8,
     negatives: int = 4,
@@ -73,17 +75,19 @@ def analyze(
     """Analyse every head of `lorsa` over all of `blocks` and write the atlas `out`, replacing an earlier one.
 
     dictionaries: by name, SAEs, transcoders and Lorsas of other places of the model, which the heads read or which
-    read the heads; `strict` refuses others, else they are left out. top, quantiles, negatives: examples per head of
-    each category. routing_tokens, family_tokens: tokens on which patterns are compared with the original heads', and
-    the heads with each other (among the former, so not more). keep_bytes: memory for what pass 1 read. evaluation:
-    metrics of `training.evaluate`, for the table `layers` (its numbers and lists of numbers are taken). about: further
-    entries of `atlas.json`.
+    read the heads; `strict` refuses others, else they are left out. explained: heads whose scores are split exactly
+    (`score_parts.heads_named`). top, quantiles, negatives: examples per head of each category. routing_tokens,
+    family_tokens: tokens on which patterns are compared with the original heads', and the heads with each other (among
+    the former, so not more). keep_bytes: memory for what pass 1 read. evaluation: metrics of `training.evaluate`, for
+    the table `layers` (its numbers and lists of numbers are taken). about: further entries of `atlas.json`.
 
     Raises `ClearheadError` when Lorsa, model, layer and dictionaries do not belong together or there are no blocks, and
     `NonFiniteError` naming site, block and position.
     """
     _check(lorsa, model, layer, blocks)
     neighbourhood = Neighbourhood(model, layer, dictionaries or {}, strict=strict)
+    if explained is not None:
+        heads_named(explained, lorsa.n_heads, np.zeros(lorsa.n_heads))  # refuses before the work
     was_training = lorsa.training
     lorsa.eval()
     units = _Units(_Reading(lorsa, model, layer, blocks, batch_blocks, keep_bytes), top, quantiles, negatives, seed)
@@ -123,6 +127,9 @@ def analyze(
         *relate_looks(looks, blocks.tokens.numpy(), model.d_vocab, texts),
         host_modes(lorsa, model, layer, coefficients["routing"]),
     ]
+    if explained is not None:
+        heads = heads_named(explained, lorsa.n_heads, units.activity.count)
+        related += explain_heads(lorsa, neighbourhood, contexts.chosen, blocks.tokens.numpy(), heads, texts)
     families = find_families(overlaps, lorsa)
     with AtlasWriter(out, entries) as atlas:
         atlas.append("units", rows)

@@ -10,7 +10,7 @@ at least a tenth of the largest. Over a head's `top` examples
 
 Tokens are reported when they occur in two examples at least, more often than in the text, and with a probability below
 `CHANCE` to occur so often in as many random draws. What the query and key read there, split over features and
-embeddings, needs dictionaries (feature_scores.py).
+embeddings, needs dictionaries (score_parts.py).
 """
 
 from collections.abc import Callable

@@ -88,9 +88,20 @@ def _split(lorsa: Lorsa, x: Float[Tensor, "b t d"], triples: Triples) -> Float[T
     chosen = q.reshape(b * p, t, -1).gather(1, position[..., None].expand(-1, -1, q.shape[-1]))
     pattern = _pattern_rows(lorsa, chosen, k.reshape(b * p, t, -1), position)
     row = (triples.block * p + which) * width + rank.view(-1)[place]
-    values = lorsa.values(x).transpose(1, 2).reshape(b * lorsa.n_heads, t)
     rows = pattern.view(b * p * width, t).index_select(0, row)
-    return rows.mul_(values.index_select(0, triples.block * lorsa.n_heads + triples.head))
+    return rows.mul_(_values_of(lorsa, x, triples))
+
+
+def _values_of(lorsa: Lorsa, x: Float[Tensor, "b t d"], triples: Triples) -> Float[Tensor, "m t"]:
+    """Values of each triple's head at every position of its block; computed once per head of a block."""
+    pairs, place = torch.unique(triples.block * lorsa.n_heads + triples.head, return_inverse=True)
+    block, head = pairs // lorsa.n_heads, pairs % lorsa.n_heads
+    counts = torch.bincount(block, minlength=len(x)).tolist()
+    parts = [
+        torch.addmm(lorsa.b_V[heads][:, None], lorsa.W_V[heads], one.T)
+        for one, heads in zip(x, head.split(counts), strict=True)
+    ]
+    return torch.cat(parts).index_select(0, place)
 
 
 def _pattern_rows(

@@ -2,8 +2,8 @@
 
     reads    what moves the value v of the unit, through w_v             reads_writes.py
     writes   what its write vector moves directly, through w_o            reads_writes.py
-    query    the tokens or features at which it looks                     looking.py, feature_scores.py
-    key      the tokens, features and distances it looks at               looking.py, feature_scores.py
+    query    the tokens or features at which it looks                     looking.py, score_parts.py
+    key      the tokens, features and distances it looks at               looking.py, score_parts.py
     modes    the singular modes of its host head that its QK uses         host_modes.py
 
 A relation of one unit may hold several kinds of `other`, whose values cannot be compared; they come one kind after the

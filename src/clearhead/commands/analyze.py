@@ -85,6 +85,7 @@ def _write(config: Analyze, dictionaries: Mapping[str, Dictionary], *, strict: b
         folder,
         dictionaries={name: dictionary.to(device).eval() for name, dictionary in dictionaries.items()},
         strict=strict,
+        explained=config.explain_heads,
         top=config.top,
         quantiles=config.quantiles,
         negatives=config.negatives,
