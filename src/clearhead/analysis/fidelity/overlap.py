@@ -18,6 +18,8 @@ from jaxtyping import Float, Int
 from numpy.typing import NDArray
 
 DRAWS = 500
+ROUNDING = 1e-9
+"""Relative differences of values that are the same but for rounding."""
 Numbers = NDArray[np.float64]
 
 
@@ -58,11 +60,10 @@ def compare_errors(
 
 def pearson(a: Numbers, b: Numbers) -> float | None:
     """Correlation; None where one of the two does not vary or there are fewer than 3 values."""
-    if len(a) < 3:
+    if len(a) < 3 or any(np.ptp(values) <= ROUNDING * np.abs(values).max() for values in (a, b)):
         return None
     a, b = a - a.mean(), b - b.mean()
-    scale = float(np.sqrt((a @ a) * (b @ b)))
-    return float(a @ b) / scale if scale > 0 else None
+    return float(a @ b) / float(np.sqrt((a @ a) * (b @ b)))
 
 
 def spearman(a: Numbers, b: Numbers) -> float | None:

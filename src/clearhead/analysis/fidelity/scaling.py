@@ -19,6 +19,8 @@ from clearhead.errors import ClearheadError
 SIZES = 3
 EXPONENTS = (0.02, 6.0)
 """Range in which b is looked for; a fit at its edge is refused, since it is no power law with an offset."""
+POOR = 0.3
+"""A curve farther from its points than this share of their spread describes something else."""
 Numbers = NDArray[np.float64]
 
 
@@ -66,6 +68,9 @@ def fit_power(n: Sequence[float], loss: Sequence[float]) -> PowerFit:
     if not EXPONENTS[0] * 1.01 < b < EXPONENTS[1] * 0.99:
         raise ClearheadError("the values bend in no way that a power law with an offset has; measure more sizes")
     distance = y - (a * x**-b + c)
+    rms = float(np.sqrt(np.mean(distance**2)))
+    if rms > POOR * float(y.std()):
+        raise ClearheadError("the values bend in no way that a power law with an offset has; measure more sizes")
     left_out = []
     for place in range(len(x)):
         rest = np.arange(len(x)) != place
@@ -73,7 +78,6 @@ def fit_power(n: Sequence[float], loss: Sequence[float]) -> PowerFit:
         if inside and len(np.unique(x[rest])) >= SIZES:
             other = _least_squares(x[rest], y[rest])
             left_out.append(abs(float(y[place] - (other[0] * x[place] ** -other[1] + other[2]))))
-    rms = float(np.sqrt(np.mean(distance**2)))
     return PowerFit(a, b, c, float(x.min()), float(x.max()), len(x), rms, max(left_out) if left_out else None)
 
 
