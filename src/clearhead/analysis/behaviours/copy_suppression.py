@@ -11,12 +11,15 @@ The idea is that of McDougall et al. (arXiv 2310.04625), who measured it by abla
 logits of the whole model, which the suppression has already entered: a token that is suppressed wholly is missed.
 """
 
+from functools import cache
+
 import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
 from clearhead.analysis.behaviours.behaviour import Behaviour, Habit, Probe, Scores
 from clearhead.analysis.behaviours.direct_effect import LEANS, DirectEffect, lean, logit_directions
+from clearhead.analysis.behaviours.matching import induction
 from clearhead.analysis.behaviours.probe_text import NATURAL, pattern_batches
 from clearhead.analysis.behaviours.reading import Reading
 from clearhead.analysis.behaviours.shown import ShownActivity, main_source, rows_at, stands_out
@@ -72,12 +75,25 @@ def score_copy_suppression(probe: Probe, readings: list[Reading]) -> Scores:
 
 
 def plant_copy_suppression(model: Model, seed: int) -> Habit:
-    """A unit that reads expected tokens and lowers them."""
+    """A unit that reads expected tokens of the probe and lowers them; on other text it reads any earlier tokens.
+
+    What induction would read is left out, so that it is no induction head besides.
+    """
     directions, strength = logit_directions(model), LEANS[seed % len(LEANS)]
-    return Habit(
-        reads=lambda tokens: predicted_again(model, tokens),
-        writes=lambda tokens: -lean(directions, tokens, seed, strength),
-    )
+
+    def reads(tokens: Int[Tensor, "b t"]) -> Bool[Tensor, "b q k"]:
+        known = _planted_keys(model)
+        t = tokens.shape[1]
+        earlier = torch.ones(t, t, dtype=torch.bool).tril(-1).expand(len(tokens), t, t)
+        return next((keys for batch, keys in known if torch.equal(batch, tokens)), earlier)
+
+    return Habit(reads, writes=lambda tokens: -lean(directions, tokens, seed, strength))
+
+
+@cache
+def _planted_keys(model: Model) -> list[tuple[Tensor, Tensor]]:
+    probe = copy_probe(model, 0)
+    return [(probe.batches[n], probe.expected[n] & ~induction(probe.batches[n])) for n in EXPECTED_IN]
 
 
 COPY_SUPPRESSION = Behaviour(

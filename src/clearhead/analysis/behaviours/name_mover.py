@@ -35,7 +35,7 @@ from clearhead.model.access import Model
 from clearhead.ops.hash_rng import mix
 
 CASES, THRESHOLD = 8, 0.3
-PROMPTS = 240
+PROMPTS = 192
 PEOPLE = 24
 """Names that the prompts draw from."""
 TOP = 20

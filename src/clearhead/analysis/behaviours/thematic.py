@@ -18,6 +18,7 @@ from dataclasses import replace
 
 import numpy as np
 import torch
+from jaxtyping import Bool, Int
 from torch import Tensor
 
 from clearhead.analysis.behaviours.behaviour import Behaviour, Habit, Probe, Scores
@@ -29,7 +30,7 @@ from clearhead.model.access import Model
 from clearhead.ops.hash_rng import mix
 
 CASES, THRESHOLD = 64, 0.3
-CONTEXT, DOCUMENTS, BATCH = 256, 24, 8
+CONTEXT, DOCUMENTS, BATCH = 256, 16, 8
 SPREAD_OVER = 2**18
 """Tokens of text that the documents are looked for in."""
 BACK = 16
