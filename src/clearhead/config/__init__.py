@@ -41,6 +41,7 @@ from clearhead.config.spectral_trace import SpectralTrace
 from clearhead.config.steer import Steer
 from clearhead.config.task import DescribeTask
 from clearhead.config.trace import Replace, TracePrompt
+from clearhead.config.trust import Trust
 from clearhead.config.verb import SCHEMA, Dtype, OfLayers, OfModel, Split, Verb, resolve_layer, resolve_layers
 from clearhead.config.view import View
 
@@ -57,6 +58,7 @@ VERBS: dict[str, type[Verb]] = {
         Evaluate,
         Fidelity,
         Analyze,
+        Trust,
         Catalogue,
         Explain,
         View,
@@ -139,6 +141,7 @@ __all__ = [
     "TrainLorsa",
     "TrainSae",
     "TrainTranscoder",
+    "Trust",
     "Verb",
     "View",
     "resolve_layer",

@@ -1,0 +1,81 @@
+"""`clearhead trust`: how far the heads of an analysed Lorsa can be trusted, as the table `trust` of its atlas.
+
+Families of heads that the atlas names are removed as one unit each, besides single heads. Numbers over all heads go to
+`trust.json` beside the atlas.
+"""
+
+from pathlib import Path
+from typing import Any
+
+from clearhead.analysis.trust import measure_trust
+from clearhead.atlas import Atlas, add_tables
+from clearhead.commands.opened import open_run, plan_of
+from clearhead.commands.table import say, show
+from clearhead.config import Trust
+from clearhead.dictionaries.load import load_dictionary_of
+from clearhead.dictionaries.lorsa import Lorsa
+from clearhead.errors import ClearheadError
+from clearhead.runs import write_json
+from clearhead.units import Unit
+
+
+def plan(config: Trust) -> dict[str, Any]:
+    """What will be measured, without loading a model."""
+    measured = len(config.heads) or f"{config.effects} at most"
+    return plan_of(config) | {
+        "other seeds": len(config.seeds),
+        "heads whose effects are measured": measured,
+        "cases per head": f"{config.cases}, and as many of two controls",
+        "atlas": folder_of(config),
+    }
+
+
+def run(config: Trust) -> None:
+    """Measure, write the table, print the numbers over all heads."""
+    atlas = Atlas(folder_of(config))
+    opened = open_run(config)
+    found = measure_trust(
+        opened.lorsa,
+        opened.model,
+        opened.layer,
+        opened.blocks,
+        others=[_other(path, opened.lorsa) for path in config.seeds],
+        heads=config.heads,
+        families=_families(atlas, opened.layer),
+        n_effects=config.effects,
+        cases=config.cases,
+        batch_blocks=config.batch_blocks,
+        seed=config.seed,
+    )
+    add_tables(atlas.path, {"trust": [found.rows]})
+    write_json(atlas.path.parent / "trust.json", found.summary)
+    show({name: _with_interval(value) for name, value in found.summary.items()}, f"trust in {config.run}:")
+    say(f"table trust of {atlas.path}; next: clearhead view {config.run}")
+
+
+def folder_of(config: Trust) -> Path:
+    """The directory of the atlas: as given, or atlas in the run directory."""
+    folder = config.out or config.run / "atlas"
+    if not (folder / "atlas.json").exists():
+        raise ClearheadError(f"{folder} is no atlas yet; type: clearhead analyze {config.run}")
+    return folder
+
+
+def _other(path: Path, lorsa: Lorsa) -> Lorsa:
+    """The Lorsa of another run, on the same device."""
+    other = load_dictionary_of(path)
+    if not isinstance(other, Lorsa):
+        raise ClearheadError(f"{path} holds a {type(other).__name__}; --seeds takes runs of `clearhead train lorsa`")
+    return other.to(lorsa.W_O.device).eval()
+
+
+def _families(atlas: Atlas, layer: int) -> dict[str, list[int]]:
+    """Heads of each family that the atlas names."""
+    rows = atlas.sql("select family, units from families where layer = ?", [layer])
+    return {row["family"]: [Unit.parse(name).index or 0 for name in row["units"]] for row in rows}
+
+
+def _with_interval(value: Any) -> Any:
+    if isinstance(value, list):
+        return f"{value[0]:.3g} ({value[1]:.3g} to {value[2]:.3g})"
+    return value
