@@ -5,13 +5,16 @@ import pytest
 from clearhead.view.page import write_page
 from tests.view.browser import QUIET, installed_browser
 from tests.view.synthetic_atlas import write_synthetic_atlas
+from tests.view.synthetic_cards import add_cards
 
 HEADS = 80
 
 
 @pytest.fixture(scope="session")
 def atlas_path(tmp_path_factory):
-    return write_synthetic_atlas(tmp_path_factory.mktemp("view") / "atlas", heads=HEADS, blocks=8)
+    path = write_synthetic_atlas(tmp_path_factory.mktemp("view") / "atlas", heads=HEADS, blocks=8)
+    add_cards(path)
+    return path
 
 
 @pytest.fixture(scope="session")

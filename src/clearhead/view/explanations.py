@@ -71,6 +71,41 @@ EXPLANATIONS: dict[str, str] = {
     "rates": "How many units are active how often; dead units are counted in the leftmost bar.",
     "cross_entropy": "Loss of the model with this layer's attention output left alone, replaced, zeroed or averaged.",
     "hosts": "Units by the original head with the largest output share. Choose a bar to list them.",
+    "explanations": (
+        "What an explainer said of this unit from some of its examples, and how well a judge who knew only these words "
+        "did on others: balanced accuracy, 0.5 is chance, with its 95 % interval. Detection: which texts activate it? "
+        "Fuzzing: is the marked token the one it fires on? Intruder: which example does not belong?"
+    ),
+    "behaviours": (
+        "Scores of the detectors of docs/concepts/lorsa.md. The mark is the threshold, fixed on planted cases before "
+        "any model was looked at. Where a behaviour is found, the case that shows it best: the query underlined, the "
+        "tokens it reads on a ground."
+    ),
+    "family": (
+        "Units whose source tokens are nearly the same: pieces of rank one of what may be one behaviour. Overlap: mean "
+        "of Σ_j min(p_j, p'_j) of their source-token distributions. Dimensions: participation ratio of the singular "
+        "values of the members' read (write) vectors, stacked."
+    ),
+    "family_overlap": "Mean overlap of the members' source tokens with the family's own; 1 means the same tokens.",
+    "family_rank": "Participation ratio of the singular values of the members' stacked vectors: how many dimensions.",
+    "relation_reads": (
+        "What its value vector w_v finds: token embeddings as the attention layer receives them, and features of "
+        "dictionaries of earlier layers, by the change of v per unit of each."
+    ),
+    "relation_writes": "What its write vector w_o moves: features of later layers, per unit of activation.",
+    "relation_query": "What the token that looks has in common over its examples, against the base rate.",
+    "relation_key": "What the tokens that it reads have in common over its examples, against the base rate.",
+    "relation_modes": (
+        "Singular modes u_m σ_m v_m of the query-key product of its host head, by |u_m Ω v_m| / |Ω|, Ω the product of "
+        "this unit's own QK group."
+    ),
+    "trust": "Each number with its 95 % interval where it has one; the number of cases it rests on is in its tip.",
+    "seed_stability": "Similarity to its best partner in Lorsas trained from other seeds: 1 is the same head.",
+    "causal_effect": "Change of the logits it raises most when what it writes is taken out of the model, where active.",
+    "predicted_effect": "The same change as its weights predict it: z · w_o · W_U with the final norm held.",
+    "effect_agreement": "Correlation of predicted and measured effect over the tokens where it is active.",
+    "explained": "Correlation of its activation with what the layer's own output holds along w_o, where it is active.",
+    "host_share": "Share of the original head that accounts for most of its output; the interval is over tokens.",
     "map": "Each point is a unit: how often it is active against its largest activation. Choose a point to open it.",
 }
 

@@ -14,8 +14,8 @@ from clearhead.view.payload import build_payload
 from clearhead.view.shell import Contents, render, write_within
 from clearhead.view.summary import chart_templates, summarise
 
-SCRIPTS = ("units.js", "example.js", "unit_list.js", "unit.js", "summary.js")
-STYLES = ("unit.css",)
+SCRIPTS = ("units.js", "example.js", "card.js", "unit_list.js", "unit.js", "summary.js")
+STYLES = ("unit.css", "card.css")
 _FEWER_EXAMPLES = (None, 8, 4, 2, 1)
 
 

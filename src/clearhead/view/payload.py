@@ -15,6 +15,7 @@ from typing import Any
 
 from clearhead.atlas.read import Atlas, Row
 from clearhead.errors import ClearheadError, CorruptFileError
+from clearhead.view.card_payload import Cards
 from clearhead.view.packing import Vocabulary, brief, divide, group_by, pack
 from clearhead.view.spread import host, spans
 
@@ -46,6 +47,7 @@ def build_payload(atlas: Atlas, examples_per_category: int | None = None) -> Pay
             f"{atlas.path} holds no units; run `clearhead analyze` on a trained dictionary, or `clearhead spectral run`"
         )
     vocabulary = Vocabulary()
+    cards = Cards(atlas)
     examples = _read_examples(atlas, examples_per_category)
     patterns = _read_patterns(atlas, examples_per_category)
     text_parts, part_of_block = _pack_texts(atlas, examples_per_category, vocabulary)
@@ -58,10 +60,11 @@ def build_payload(atlas: Atlas, examples_per_category: int | None = None) -> Pay
             entry, cut = _example(example, patterns.get(example["example_id"], []), vocabulary)
             trimmed += cut
             shown[example["category"]].append(entry)
-        details.append(_detail(unit, shown, vocabulary))
+        details.append(_detail(unit, shown, vocabulary) | cards.detail(unit["unit_id"], vocabulary))
         previews.append(_preview(unit, own, patterns, vocabulary))
     index = {
-        "units": _columns(units, previews),
+        "units": _columns(units, previews) | cards.columns(units),
+        "cards": cards.index(units, vocabulary),
         "unitsPerPart": UNITS_PER_PART,
         "partOfBlock": part_of_block,
         "limits": {"examples": examples_per_category, "held": _examples_held(atlas), "trimmed": trimmed},

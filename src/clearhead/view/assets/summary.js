@@ -2,7 +2,7 @@
 
 function showSummary() {
   const view = byId("view");
-  view.replaceChildren(limitsNotice(), el("div", { class: "summary" }, ...index.summaries.map(layerSection)));
+  view.replaceChildren(limitsNotice(), el("div", { class: "summary" }, ...index.summaries.map(layerSection), behavioursSummary(), familiesSummary()));
   view.scrollTop = 0;
   redrawCharts();
 }

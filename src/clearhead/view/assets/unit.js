@@ -16,12 +16,14 @@ async function showUnit(place) {
       { class: "unit" },
       unitTitle(place),
       unitSentence(place),
+      explanationLines(detail),
       unitFigures(place),
+      trustLine(detail),
       el(
         "div",
         { class: "columns" },
         examples,
-        el("div", { class: "aside" }, logitsPanel(detail), histogramPanel(detail), sharesPanel(detail), groupPanel(place)),
+        el("div", { class: "aside" }, behavioursPanel(detail), logitsPanel(detail), ...relationsPanels(detail), familyPanel(place), histogramPanel(detail), sharesPanel(detail), groupPanel(place)),
       ),
     ),
   );
@@ -43,6 +45,7 @@ function limitsNotice() {
 function unitTitle(place) {
   const tags = [];
   if (units.dead[place]) tags.push(el("span", { class: "tag dead" }, "dead"));
+  tags.push(...behaviourTags(place));
   if (units.group[place] !== null) tags.push(el("span", { class: "tag" }, `QK group ${units.group[place]}`));
   if (spans(place)) tags.push(el("span", { class: "tag" }, `spans ${number(units.participation_output[place])} original heads`));
   else if (units.host[place] !== null) tags.push(el("span", { class: "tag" }, `mostly original head ${units.host[place]}`));
@@ -180,11 +183,6 @@ function groupPanel(place) {
   const same = (other) => units.group[other] === group && units.layer[other] === units.layer[place] && units.kind[other] === units.kind[place];
   const members = units.id.map((_, other) => other).filter((other) => same(other) && other !== place);
   members.sort((a, b) => (units.max_activation[b] ?? -1) - (units.max_activation[a] ?? -1));
-  const link = (other) => {
-    const [fires] = units.fires[other];
-    const attributes = { href: `#${units.id[other]}`, class: units.dead[other] ? "dead" : "" };
-    return el("a", attributes, shortId(other), fires === undefined ? null : pill(vocab[fires]));
-  };
   const showAll = () => {
     const held = (name) => (byId(name) ? { [name]: String(units[name][place]) } : {});
     listOnly({ group: String(group), ...held("layer"), ...held("kind") });
@@ -193,7 +191,7 @@ function groupPanel(place) {
     `QK group ${group}`,
     help("group"),
     el("p", { class: "hint" }, `${plural(members.length, `other ${noun}`)} with the same attention pattern, most active first.`),
-    el("div", { class: "siblings" }, ...members.slice(0, SIBLINGS_SHOWN).map(link)),
+    el("div", { class: "siblings" }, ...members.slice(0, SIBLINGS_SHOWN).map(memberLink)),
     el("button", { type: "button", class: "more", onclick: showAll }, "Show the group in the list"),
   );
 }

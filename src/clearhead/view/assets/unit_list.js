@@ -14,6 +14,8 @@ const listed = {
     participation_output: { label: "Participation, output", write: number },
     participation_weights: { label: "Participation, weights", write: number },
     participation_routing: { label: "Participation, routing", write: number },
+    stability: { label: "Stability over seeds", write: number },
+    effect: { label: "Measured effect", write: number },
     logit: { label: "Largest logit effect", write: signed },
     distance: { label: "Distance to source", write: number },
     decoder_norm: { label: "Decoder norm", write: number },
@@ -28,6 +30,12 @@ const listed = {
       label: "Spread over original heads",
       options: [["", "any spread"], ["spanning", "spanning heads"], ["single", "one head"]],
       keeps: (place, value) => SPREADS[value](place),
+    },
+    {
+      name: "behaviour",
+      label: "Known behaviour",
+      options: [["", "any behaviour"], ...index.cards.behaviours.filter((_, own) => units.behaves.some((found) => found.includes(own))).map((name) => [name, spoken(name)])],
+      keeps: (place, value) => units.behaves[place].includes(index.cards.behaviours.indexOf(value)),
     },
     choice("group", "QK group", units.group, (group) => `QK group ${group}`),
     choice("host", "host head", units.host, (host) => `host head ${host}`),
@@ -48,6 +56,7 @@ const listed = {
 function rowTags(unit) {
   const tags = [];
   if (units.dead[unit]) tags.push(el("span", { class: "tag dead" }, "dead"));
+  tags.push(...behaviourTags(unit).slice(0, 1));
   if (spans(unit)) tags.push(el("span", { class: "tag" }, `spans ${number(units.participation_output[unit])}`));
   else if (units.host[unit] !== null) tags.push(el("span", { class: "tag" }, `in head ${units.host[unit]}`));
   return tags;

@@ -1,0 +1,160 @@
+// The card of one unit beyond its examples: behaviours, what it reads, writes and looks for, its family, and how far
+// all that can be trusted. A part that the atlas does not hold is left out.
+
+const spoken = (name) => name.replaceAll("_", " ");
+const behaviourName = (place) => spoken(index.cards.behaviours[place]);
+const RELATIONS = {
+  reads: "What it reads",
+  writes: "What it writes",
+  query: "What makes it look",
+  key: "What it looks for",
+  modes: "Singular modes of its host head",
+};
+const MEASURES = {
+  seed_stability: "stable over seeds",
+  causal_effect: "measured effect",
+  predicted_effect: "predicted effect",
+  effect_agreement: "prediction and effect agree",
+  explained: "real output",
+  host_share: "host's share",
+};
+const SCORERS = { detection: "detection", fuzzing: "fuzzing", intruder: "intruder" };
+
+const interval = (low, high, write = number) => (low === null || high === null ? "" : `${write(low)} to ${write(high)}`);
+
+function behaviourTags(place) {
+  return units.behaves[place].map((behaviour) => el("span", { class: "tag behaviour" }, behaviourName(behaviour)));
+}
+
+/** What was said of it in words, each text with the scores that judges gave it. */
+function explanationLines(detail) {
+  if (!detail.explanations.length) return nothing();
+  const score = ([scorer, judge, value, low, high, cases]) =>
+    el(
+      "span",
+      { class: "judged", title: `${plural(cases, "example")}${vocab[judge] ? `, judged by ${vocab[judge]}` : ""}` },
+      `${SCORERS[scorer] ?? scorer} ${number(value)}`,
+      el("small", {}, interval(low, high)),
+    );
+  const line = ({ by, text, scores }, place) =>
+    el("p", {}, el("span", { class: "said" }, vocab[text]), el("small", {}, `by ${vocab[by]}`), ...scores.map(score), place ? null : help("explanations"));
+  return el("div", { class: "explained" }, ...detail.explanations.map(line));
+}
+
+/** One line: each measure with its interval and the number of cases that it rests on. */
+function trustLine(detail) {
+  const held = Object.entries(detail.trust);
+  if (!held.length) return nothing();
+  const known = Object.keys(MEASURES);
+  const order = (name) => (known.includes(name) ? known.indexOf(name) : known.length);
+  held.sort(([a], [b]) => order(a) - order(b));
+  const entry = ([name, [value, low, high, cases]]) =>
+    el(
+      "span",
+      { title: `on ${plural(cases, "case")}`, "data-measure": name },
+      el("b", {}, number(value)),
+      ` ${MEASURES[name] ?? spoken(name)}`,
+      el("small", {}, interval(low, high)),
+      index.help[name] ? help(name) : null,
+    );
+  return el("div", { class: "trust", role: "group", "aria-label": "How far to trust this card" }, el("span", { class: "lead-in" }, "Trust", help("trust")), ...held.map(entry));
+}
+
+/** Scores of all behaviours tested, against their thresholds, and the case that shows a found one best. */
+function behavioursPanel(detail) {
+  if (!detail.behaviours.length) return nothing();
+  const tested = detail.behaviours.filter(({ cases, score }) => cases > 0 && score > 0.005);
+  const line = (entry) =>
+    el(
+      "li",
+      { class: entry.found ? "found" : "", title: `${plural(entry.cases, "case")}; found from ${number(entry.threshold)}` },
+      el("span", {}, behaviourName(entry.name)),
+      el("span", { class: "meter" }, el("i", { "width%": percentOf(Math.min(entry.score, 1)) }), el("b", { "--at": percentOf(entry.threshold) })),
+      el("span", { class: "value" }, number(entry.score)),
+      entry.tokens ? behaviourCase(entry) : null,
+    );
+  const none = el("p", { class: "none" }, "None of the behaviours tested has a score above 0.");
+  const made = panel("Known behaviours", help("behaviours"), tested.length ? el("ol", { class: "behaviours" }, ...tested.map(line)) : none);
+  made.classList.add("first");
+  return made;
+}
+
+function behaviourCase({ tokens, query, keys }) {
+  const token = (entry, at) => el("span", { class: at === query ? "query" : keys.includes(at) ? "key" : null }, vocab[entry]);
+  return el("p", { class: "case" }, ...tokens.map(token));
+}
+
+function relationsPanels(detail) {
+  const held = Object.keys(RELATIONS).filter((name) => detail.relations[name]?.length);
+  return held.map((name) => relationPanel(name, detail.relations[name]));
+}
+
+function relationPanel(name, entries) {
+  const largest = Math.max(...entries.map(([, , value]) => Math.abs(value)), 1e-9);
+  const named = ([other, label]) => {
+    const place = placeOf.get(other);
+    const shown = label === null ? el("code", {}, other) : pill(vocab[label]);
+    return place === undefined ? shown : el("a", { href: `#${other}` }, shown);
+  };
+  const line = (entry) =>
+    el("li", { title: entry[0] }, el("i", { class: entry[2] < 0 ? "minus" : "plus", "width%": percentOf(Math.abs(entry[2]) / largest) }), named(entry), el("span", {}, number(entry[2])));
+  return panel(RELATIONS[name], help(`relation_${name}`), el("ol", { class: "relations" }, ...entries.map(line)));
+}
+
+function familyPanel(place) {
+  const own = units.family[place];
+  if (own === null) return nothing();
+  const { name, label, overlap, read_rank, write_rank, units: members } = index.cards.families[own];
+  const others = members.filter((id) => id !== units.id[place] && placeOf.has(id));
+  const made = panel(
+    `Family ${name}`,
+    help("family"),
+    el("p", { class: "hint" }, label === null ? "" : `${vocab[label]}. `, `${plural(members.length, noun)} that look at the same tokens (overlap ${number(overlap)}); together they read ${number(read_rank)} and write ${number(write_rank)} dimensions.`),
+    el("div", { class: "siblings" }, ...others.slice(0, SIBLINGS_SHOWN).map((id) => memberLink(placeOf.get(id)))),
+  );
+  made.classList.add("family");
+  return made;
+}
+
+function memberLink(place) {
+  const [fires] = units.fires[place];
+  return el("a", { href: `#${units.id[place]}`, class: units.dead[place] ? "dead" : "" }, shortId(place), fires === undefined ? null : pill(vocab[fires]));
+}
+
+/** How many units of each kind and layer show each behaviour; a number leads to those units in the list. */
+function behavioursSummary() {
+  const { found, behaviours } = index.cards;
+  if (!found.length) return nothing();
+  const places = [...new Set(found.map(([layer, kind]) => JSON.stringify([layer, kind])))].map((text) => JSON.parse(text));
+  places.sort(([a, one], [b, other]) => a - b || (one < other ? 1 : -1));
+  const counts = new Map(found.map(([layer, kind, behaviour, count, tested]) => [JSON.stringify([layer, kind, behaviour]), [count, tested]]));
+  const cell = (layer, kind) => (row) => {
+    const entry = counts.get(JSON.stringify([layer, kind, row]));
+    if (!entry) return MISSING;
+    const [count, tested] = entry;
+    const show = () => listOnly({ behaviour: behaviours[row], ...(byId("kind") ? { kind } : {}), ...(byId("layer") && layer !== null ? { layer: String(layer) } : {}) });
+    return el("span", {}, count ? el("button", { type: "button", class: "plain link", onclick: show }, number(count)) : "0", el("small", {}, ` of ${number(tested)}`));
+  };
+  const columns = [["behaviour", null, (row) => behaviourName(row)], ...places.map(([layer, kind]) => [`${kindName(kind)}s${layer === null ? "" : `, layer ${layer}`}`, null, cell(layer, kind), "number"])];
+  const made = tablePanel("Known behaviours", columns, behaviours.length);
+  made.querySelector("h3").append(help("behaviours"));
+  return made;
+}
+
+function familiesSummary() {
+  const { families, familiesShown } = index.cards;
+  if (!families.length) return nothing();
+  const largest = families.slice(0, familiesShown);
+  const columns = [
+    ["family", null, (row) => largest[row].name],
+    ["in words", null, (row) => (largest[row].label === null ? MISSING : vocab[largest[row].label]), "words"],
+    ["members", null, (row) => number(largest[row].units.length), "number"],
+    ["overlap", index.help.family_overlap, (row) => number(largest[row].overlap), "number"],
+    ["reads", index.help.family_rank, (row) => number(largest[row].read_rank), "number"],
+    ["writes", index.help.family_rank, (row) => number(largest[row].write_rank), "number"],
+    ["most active", null, (row) => el("a", { href: `#${largest[row].units[0]}` }, largest[row].units[0])],
+  ];
+  const made = tablePanel(families.length > familiesShown ? `Families: the ${familiesShown} largest of ${number(families.length)}` : "Families", columns, largest.length);
+  made.querySelector("h3").append(help("family"));
+  return made;
+}
