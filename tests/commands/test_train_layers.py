@@ -107,3 +107,20 @@ def test_numbers_that_a_layer_lacks_are_dashes_and_do_not_count(capsys):
         ["mean", "2.000", "2.000"],
     ]
     assert lines[5] == "layer 1 left out: why"
+
+
+def test_layers_measured_together_have_the_numbers_of_each_alone(trained, tmp_path, capsys):
+    out, alone = tmp_path / "run", tmp_path / "alone"
+    shutil.copytree(trained, out)
+    shutil.copytree(trained / "1", alone)
+    options = ["--tokens", "320", "--downstream-tokens", "160", "--device", "cpu"]
+    assert cli.main(["evaluate", str(out), *options]) == 0
+    assert cli.main(["evaluate", str(alone), *options]) == 0
+    together, apart = (json.loads((run / "evaluation.json").read_text()) for run in (out / "1", alone))
+    for record in (together, apart):
+        del record["config"], record["environment"]
+    assert together == apart
+    config = json.loads((out / "1" / "config.json").read_text())
+    (out / "1" / "config.json").write_text(json.dumps(config | {"context": 16}))
+    assert cli.main(["evaluate", str(out), *options]) == 0
+    assert "layer 1 left out: its context is 16, and that of" in capsys.readouterr().out

@@ -5,21 +5,26 @@ evaluate_sparse.py.
 """
 
 import dataclasses
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from clearhead.commands import evaluate_sparse
 from clearhead.commands.layers import runs_in, show_layers
-from clearhead.commands.opened import OpenedDictionary, is_sparse, kind_of, open_dictionary, plan_of
+from clearhead.commands.opened import OpenedDictionary, is_sparse, kind_of, open_dictionary, plan_of, training_of
 from clearhead.commands.table import show
-from clearhead.config import Evaluate, TrainSae, TrainTranscoder
-from clearhead.data.harvest import ATTENTION
+from clearhead.config import Evaluate, TrainDictionary, TrainLorsa, TrainSae, TrainTranscoder
 from clearhead.dictionaries.clt import Clt
 from clearhead.dictionaries.dictionary import record_metrics
 from clearhead.errors import ClearheadError
+from clearhead.model.access import Model
 from clearhead.runs import environment, write_json
-from clearhead.training.evaluate import evaluate
+from clearhead.training.evaluate import evaluate, first_blocks, measure_downstream
 from clearhead.training.evaluate_clt import evaluate_clt
+from clearhead.training.evaluate_layers import measure_layers
+
+LAYERS_AT_ONCE = 8
+"""Layers of a directory that share a forward pass; the dictionaries of more would take too much memory."""
 
 COLUMNS = {
     "fvu": "FVU",
@@ -58,26 +63,67 @@ def run(config: Evaluate) -> None:
 
 
 def _measure_layers(config: Evaluate, runs: list[Path]) -> None:
-    """Measure one run after the other; one that cannot be measured is named, and the others go on."""
+    """Measure the runs, several from each forward pass; one that cannot be measured is named, and the others go on."""
     if config.out is not None:
         raise ClearheadError("--out is for one run; of several each keeps its evaluation.json, leave out --out")
+    _refuse_retrieval(config)
     rows, left_out = {}, {}
-    for run in runs:
-        try:
-            rows[int(run.name)] = measure(dataclasses.replace(config, run=run))
-        except ClearheadError as error:
-            left_out[int(run.name)] = str(error)
+    model: Model | None = None
+    for start in range(0, len(runs), LAYERS_AT_ONCE):
+        opened: dict[int, OpenedDictionary] = {}
+        for run in runs[start : start + LAYERS_AT_ONCE]:
+            try:
+                _refuse_unlike(run, runs[0])
+                own = open_dictionary(dataclasses.replace(config, run=run), model)
+            except ClearheadError as error:
+                left_out[int(run.name)] = str(error)
+            else:
+                opened[int(run.name)], model = own, own.model
+        for layer, metrics in _fidelity_of_layers(opened, config).items():
+            rows[layer] = _record(metrics, opened[layer], dataclasses.replace(config, run=config.run / str(layer)))
     if not rows:
         raise ClearheadError("; ".join(left_out.values()))
     show_layers(rows, COLUMNS, left_out, f"on {config.split} text, written to evaluation.json of each layer's run")
 
 
+def _refuse_unlike(run: Path, first: Path) -> None:
+    """One forward pass serves runs of one model, text, context and pair of sites."""
+    own, other = (training_of(path) for path in (run, first))
+    for field in ("verb", "model", "dtype", "text", "context", "site"):
+        values = [training.to_dict().get(field) for training in (own, other)]
+        if values[0] != values[1]:
+            raise ClearheadError(f"its {field} is {values[0]}, and that of {first} is {values[1]}; evaluate it alone")
+
+
+def _fidelity_of_layers(opened: Mapping[int, OpenedDictionary], config: Evaluate) -> dict[int, dict[str, Any]]:
+    found = {}
+    if opened:
+        _, model, training, blocks = next(iter(opened.values()))
+        sites, options = _sites(training), {"batch_blocks": config.batch_blocks}
+        modules = {layer: one.module for layer, one in opened.items()}
+        tokens = first_blocks(blocks, config.downstream_tokens)
+        for layer, (metrics, mean) in measure_layers(modules, model, blocks, sites=sites, **options).items():
+            found[layer] = metrics
+            if config.downstream_tokens:
+                found[layer] |= measure_downstream(modules[layer], model, layer, tokens, mean, sites=sites, **options)
+    return found
+
+
 def measure(config: Evaluate) -> dict[str, Any]:
     """The metrics of a run, also written to `file_of(config)` with their configuration and environment."""
+    _refuse_retrieval(config)
+    opened = open_dictionary(config)
+    return _record(_fidelity(opened, config), opened, config)
+
+
+def _refuse_retrieval(config: Evaluate) -> None:
     if config.retrieval is not None:
         raise ClearheadError("--retrieval is for sparse models; leave it out for a dictionary")
-    opened = open_dictionary(config)
-    metrics = _fidelity(opened, config) | {
+
+
+def _record(metrics: dict[str, Any], opened: OpenedDictionary, config: Evaluate) -> dict[str, Any]:
+    """Write the metrics of one run, and return them with what they were measured on."""
+    metrics |= {
         "model_note": opened.model.note,
         "text": opened.blocks.source,
         "text_sha256": opened.blocks.sha256,
@@ -97,8 +143,12 @@ def _fidelity(opened: OpenedDictionary, config: Evaluate) -> dict[str, Any]:
     options = {"downstream_tokens": config.downstream_tokens, "batch_blocks": config.batch_blocks}
     if isinstance(module, Clt):
         return evaluate_clt(module, model, blocks, **options)
-    sites = training.sites() if isinstance(training, TrainTranscoder | TrainSae) else ATTENTION
-    return evaluate(module, model, int(training.layer or 0), blocks, sites=sites, **options)
+    return evaluate(module, model, int(training.layer or 0), blocks, sites=_sites(training), **options)
+
+
+def _sites(training: TrainDictionary) -> tuple[str, str]:
+    assert isinstance(training, TrainLorsa | TrainTranscoder | TrainSae), "a cross-layer transcoder has no two sites"
+    return training.sites()
 
 
 def file_of(config: Evaluate) -> Path:

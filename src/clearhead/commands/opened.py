@@ -67,9 +67,10 @@ def kind_of(training: TrainDictionary) -> str:
     return training.verb.removeprefix("train ")
 
 
-def open_dictionary(config: OfRun) -> OpenedDictionary:
+def open_dictionary(config: OfRun, model: Model | None = None) -> OpenedDictionary:
     """Load the dictionary of a run onto its model's device, and tokenise the text to measure on.
 
+    `model` is the run's, where it is loaded already.
     Raises `ClearheadError` when the run is unfinished or the text is shorter than one block.
     """
     training = training_of(config.run)
@@ -79,7 +80,7 @@ def open_dictionary(config: OfRun) -> OpenedDictionary:
             f"{config.run} has not been trained to its end; type: clearhead {training.verb} --from {config.run} "
             f"--out {config.run}"
         )
-    model = Model.load(training.model, dtype=config.dtype or training.dtype, device=config.device)
+    model = model or Model.load(training.model, dtype=config.dtype or training.dtype, device=config.device)
     module = KINDS[kind].from_pretrained(config.run / kind).to(model.device).eval()
     belongs = {name: module.provenance.get(name) for name in ("model", "layer")}
     asked = {"model": training.model, "layer": training.layer}
