@@ -14,6 +14,7 @@ import json
 import threading
 from collections.abc import Callable, Sequence
 from functools import cached_property
+from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -63,7 +64,7 @@ class LocalModel:
         answer = self._answer({"prompt": prompt, "tokens": WRITTEN_TOKENS}, prompt, WRITTEN_TOKENS)
         return None if answer is None else answer.text
 
-    def _answer(self, request: dict, prompt: str, written: int) -> Answer | None:
+    def _answer(self, request: dict[str, Any], prompt: str, written: int) -> Answer | None:
         key = key_of({"local": self.name, **request})
         held = self.answers.get(key)
         if held is not None:
@@ -104,22 +105,18 @@ class LocalModel:
         logits = self.model.run(tokens, positions=range(-last, 0))["logits"][0]
         return logits.double().log_softmax(-1)
 
-    @torch.no_grad()
     def _write(self, tokens: Tensor) -> str:
         """Greedy text, up to the end of its first line that is not empty."""
-        end = self.model.hf.config.eos_token_id
-        written: list[int] = []
-        text = ""
-        for _ in range(WRITTEN_TOKENS):
-            so_far = torch.cat([tokens, tokens.new_tensor([written])], 1) if written else tokens
-            token = int(self.model.run(so_far, positions=[-1])["logits"][0, -1].argmax())
-            if token == end:
-                break
-            written.append(token)
-            text = "".join(self.model.token_strings(written))
-            if "\n" in text.lstrip():
-                break
-        return text.strip().split("\n")[0]
+        hf = self.model.hf
+        written = hf.generate(
+            tokens,
+            attention_mask=torch.ones_like(tokens),
+            max_new_tokens=WRITTEN_TOKENS,
+            do_sample=False,
+            pad_token_id=hf.config.eos_token_id,
+        )
+        ids = [int(token) for token in written[0, tokens.shape[1] :] if int(token) != hf.config.eos_token_id]
+        return "".join(self.model.token_strings(ids)).strip().split("\n")[0]
 
 
 class LocalExplainer:

@@ -1,0 +1,112 @@
+import pytest
+import torch
+
+from clearhead.errors import ClearheadError
+from clearhead.explain.answers import Answers, Spending
+from clearhead.explain.evidence import Text, read_evidence
+from clearhead.explain.local import LETTERS, LocalExplainer, LocalJudge, LocalModel
+from clearhead.explain.questions import AMONG, Case, Question
+from clearhead.explain.template import Explanation
+from clearhead.model.access import Model
+
+WORDS = Explanation("Active on seven.")
+
+
+@pytest.fixture(scope="module")
+def model():
+    return Model.load("clearhead-tiny")
+
+
+@pytest.fixture
+def make_local(model, tmp_path):
+    def make(**options):
+        return LocalModel("tiny", lambda: model, Answers(tmp_path / "answers.jsonl"), Spending(), **options)
+
+    return make
+
+
+def question(scorer, n, words=("a", " cat", " sat")):
+    cases = [Case(Text((*words, f" {i}"), (0.0,) * 4, 0), 1, i > 0, i) for i in range(n)]
+    return Question(scorer, tuple(cases))
+
+
+def test_log_probabilities_are_the_models(model, make_local):
+    local = make_local()
+    options = [" the", " cat sat"]
+    found = local.log_probabilities("The big", options)
+    for option, value in zip(options, found, strict=True):
+        prompt, ids = model.tokenize("The big"), model.tokenize(option, special_tokens=False)
+        whole = torch.cat([prompt, ids], 1)
+        logits = model.run(whole)["logits"][0].double().log_softmax(-1)
+        at = range(prompt.shape[1] - 1, whole.shape[1] - 1)
+        assert value == pytest.approx(sum(float(logits[i, whole[0, i + 1]]) for i in at), abs=1e-4)
+
+
+class Fixed:
+    """A local model whose log-probabilities a test gives."""
+
+    name, sending = "fixed", True
+
+    def __init__(self, answer):
+        self.answer, self.asked = answer, []
+
+    def log_probabilities(self, prompt, options):
+        self.asked.append(prompt)
+        return self.answer(prompt, options)
+
+
+def test_what_is_said_whatever_is_shown_cancels():
+    def answer(prompt, options):
+        bias = [0.0, -3.0]  # Yes is always likelier
+        seven = "seven" in prompt.split("Text:")[1]
+        return [bias[0] + (0.1 if seven else -0.1), bias[1]]
+
+    judge = LocalJudge(Fixed(answer))  # pyright: ignore[reportArgumentType]
+    cases = (Case(Text(("seven",), (1.0,), 0), 0, True, 0), Case(Text(("b",), (0.0,), 0), 0, False, 1))
+    assert judge.judge(Question("detection", cases), WORDS) == (True, False)
+    assert judge.judge(Question("fuzzing", cases), WORDS) == (True, False)
+    assert "«seven»" in judge.local.asked[-2] and "«" not in judge.local.asked[1]
+
+
+def test_the_intruder_is_the_letter_that_gains_most():
+    def answer(prompt, options):
+        prior = [5.0, 1.0, 1.0, 1.0, 1.0]
+        return [p + 1.0 * (i == 3 and "cat" in prompt) for i, p in enumerate(prior)]
+
+    judge = LocalJudge(Fixed(answer))  # pyright: ignore[reportArgumentType]
+    assert judge.judge(question("intruder", AMONG), WORDS) == (True, True, True, False, True)
+    assert all(f"\n{letter}: a« cat» sat" in judge.local.asked[0] for letter in LETTERS)
+
+
+def test_a_small_model_judges_and_a_second_run_computes_nothing(make_local):
+    first = make_local()
+    verdicts = LocalJudge(first).judge(question("detection", 3), WORDS)
+    assert len(verdicts) == 3 and first.spending.requests == 4
+    again = make_local()
+    assert LocalJudge(again).judge(question("detection", 3), WORDS) == verdicts
+    assert (again.spending.requests, again.spending.cached) == (0, 4)
+
+
+def test_a_dry_run_loads_no_model_and_counts_every_text(make_local, planted):
+    def refuse():
+        raise AssertionError("loaded")
+
+    local = make_local(sending=False)
+    local._load = refuse
+    assert LocalJudge(local).judge(question("detection", 3), WORDS) is None
+    assert LocalJudge(local).judge(question("intruder", AMONG), WORDS) is None
+    (evidence,) = read_evidence(planted, ["lorsa.3.0"])
+    assert LocalExplainer(local).explain(evidence) is None
+    assert local.spending.requests == 4 + 2 + 1 and local.spending.failed == 0
+
+
+def test_a_model_writes_on(make_local, monkeypatch):
+    monkeypatch.setattr("clearhead.explain.local.WRITTEN_TOKENS", 5)
+    local = make_local()
+    text = local.continuation("The cat sat on the")
+    assert "\n" not in text and make_local().continuation("The cat sat on the") == text
+
+
+def test_a_prompt_longer_than_the_context_is_refused(make_local):
+    with pytest.raises(ClearheadError, match="reads 128 tokens"):
+        make_local().log_probabilities("the cat " * 100, [" Yes"])
