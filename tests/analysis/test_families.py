@@ -132,8 +132,10 @@ def test_labels_name_what_the_examples_have_in_common(everywhere, lorsa):
     assert label_families(families, looks, strings) == ["1 token back", "at ' t2'"]
     first = looks._replace(place=np.zeros(32, np.int64))
     assert label_families(families, first, strings) == ["the first token"] * 2
-    mixed = looks._replace(offset=np.arange(32), key=np.arange(32) % 8)
+    mixed = looks._replace(offset=np.arange(32) * 9 % 32, key=np.arange(32) % 8)
     assert label_families(families, mixed, strings) == ["", ""]
+    near = mixed._replace(offset=np.arange(32) % 4)
+    assert label_families(families, near, strings) == ["up to 2 tokens back"] * 2
     rows = family_rows(families, 7, [f"lorsa.7.{i}" for i in range(16)], looks, strings)
     assert rows["family"] == ["family.7.0", "family.7.1"]
     assert set(rows["units"][0]) == {"lorsa.7.0", "lorsa.7.1", "lorsa.7.2", "lorsa.7.3"}

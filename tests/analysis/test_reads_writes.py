@@ -13,6 +13,7 @@ from clearhead.errors import ClearheadError
 from clearhead.model.access import Model
 from clearhead.model.weights import attention_norm
 from clearhead.spectral.nearest import chance_cosine
+from clearhead.spectral.writes import Parts
 from tests.model.tiny_configs import build
 
 LAYER, N = 1, 24
@@ -49,8 +50,9 @@ def test_a_planted_feature_is_read_and_written_as_the_model_does(model, lorsa, t
     """The number is what adding the unit's write to the stream changes downstream, norms at their mean scale."""
     below = dictionary(model, Transcoder, "mlp_in.0", "mlp_out.0")
     above = dictionary(model, Transcoder, f"mlp_in.{LAYER}", f"mlp_out.{LAYER}", 1)
-    path = DirectPath(model, tokens, 1)
-    parts = path.parts.layers
+    neighbourhood = Neighbourhood(model, LAYER, {"below": below, "above": above})
+    path = DirectPath(model, tokens, 1, neighbourhood.places)
+    parts = Parts(model).layers
     head = 3
     norm = attention_norm(model, LAYER)
     # a feature that writes what head 3 reads, and one that reads what head 3 writes
@@ -58,7 +60,7 @@ def test_a_planted_feature_is_read_and_written_as_the_model_does(model, lorsa, t
     below.W_dec[5] = 9 * norm.gain * lorsa.W_V[head] / (1 if behind is None else behind.gain)
     behind = parts[LAYER].behind_attention
     above.W_enc[7] = 9 * lorsa.W_O[head] * (1 if behind is None else behind.gain) / parts[LAYER].mlp_norm.gain
-    found = meet_neighbours(lorsa, Neighbourhood(model, LAYER, {"below": below, "above": above}), path)
+    found = meet_neighbours(lorsa, neighbourhood, path)
     reads = {(u, o): v for u, o, v in zip(found[0].unit, found[0].other, found[0].value, strict=True)}
     writes = {(u, o): v for u, o, v in zip(found[1].unit, found[1].other, found[1].value, strict=True)}
 
@@ -81,7 +83,8 @@ def test_a_planted_feature_is_read_and_written_as_the_model_does(model, lorsa, t
 def test_an_sae_of_the_same_output_is_compared_by_cosine(model, lorsa, tokens):
     sae = dictionary(model, Sae, f"attn_out.{LAYER}", f"attn_out.{LAYER}")
     sae.W_dec[2] = -3 * lorsa.W_O[4]
-    (found,) = meet_neighbours(lorsa, Neighbourhood(model, LAYER, {"sae": sae}), DirectPath(model, tokens, 1))
+    neighbourhood = Neighbourhood(model, LAYER, {"sae": sae})
+    (found,) = meet_neighbours(lorsa, neighbourhood, DirectPath(model, tokens, 1, neighbourhood.places))
     values = {(u, o): v for u, o, v in zip(found.unit, found.other, found.value, strict=True)}
     assert found.relation == "writes"
     assert values[4, f"feature.{LAYER}.2"] == pytest.approx(-1)

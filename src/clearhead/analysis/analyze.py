@@ -49,6 +49,8 @@ from clearhead.runs import progress
 FIRST = 1
 """Positions before this are left out, as in the evaluation: at position 0 a token attends to nothing but itself."""
 EXAMPLES_AT_ONCE = 16_384
+SCALE_BLOCKS = 4
+"""Blocks over which the scale of norms is averaged."""
 
 
 def analyze(
@@ -123,7 +125,7 @@ def analyze(
     looks = strongest_looks(contexts, blocks.tokens.numpy())
     related = [
         read_embeddings(lorsa, model, layer, texts),
-        *_meet(lorsa, neighbourhood, blocks, batch_blocks),
+        *_meet(lorsa, neighbourhood, blocks),
         *relate_looks(looks, blocks.tokens.numpy(), model.d_vocab, texts),
         host_modes(lorsa, model, layer, coefficients["routing"]),
     ]
@@ -263,10 +265,12 @@ def _spread(starts: list[int], count: float) -> list[int]:
     return [starts[i * len(starts) // wanted] for i in range(wanted)]
 
 
-def _meet(lorsa: Lorsa, neighbourhood: Neighbourhood, blocks: TokenBlocks, batch_blocks: int) -> list[Related]:
+def _meet(lorsa: Lorsa, neighbourhood: Neighbourhood, blocks: TokenBlocks) -> list[Related]:
     """Reads and writes of other dictionaries' units; no forward where there are none."""
-    path = DirectPath(neighbourhood.model, blocks.tokens[:batch_blocks], FIRST)
-    return meet_neighbours(lorsa, neighbourhood, path)
+    if not neighbourhood.neighbours:
+        return []
+    sample = blocks.tokens[:SCALE_BLOCKS]
+    return meet_neighbours(lorsa, neighbourhood, DirectPath(neighbourhood.model, sample, FIRST, neighbourhood.places))
 
 
 class _TokenTexts:

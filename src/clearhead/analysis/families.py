@@ -21,6 +21,7 @@ k heads active; memory: the pairs that ever were active together, not all pairs.
 """
 
 from collections.abc import Callable, Sequence
+from functools import cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -41,6 +42,8 @@ TOGETHER = 0.2
 """Share of the rarer head's queries at which the other is active too, from which they belong together."""
 CASES = 5
 """Common queries that an overlap must rest on."""
+REACHES = (2, 4, 8, 16)
+"""Distances that name a family which stays within them."""
 TELLING = 0.6
 """Share of the keys that matter from which a distance or a token names a family."""
 
@@ -90,7 +93,7 @@ class PairOverlaps:
             heads, i = torch.from_numpy(unit[low:high]).to(values.device), int(query[low])
             moved = (patterns[heads // pattern_size, i, : i + 1] * by_head[heads, : i + 1]).abs()
             reads = moved / moved.sum(-1, keepdim=True).clamp_min(torch.finfo(moved.dtype).tiny)
-            a, b = np.triu_indices(high - low, 1)
+            a, b = _pairs(int(high - low))
             shared = _shared(reads)[a, b]
             found.append((unit[low:high][a] * self.n_units + unit[low:high][b], shared))
         if found:
@@ -175,7 +178,7 @@ def family_rows(
 def label_families(families: Sequence[Family], looks: Looks, strings: Callable[[np.ndarray], pa.Array]) -> list[str]:
     """What most keys that matter of the members' strongest examples have in common; empty where nothing does.
 
-    A place counts in this order: the first token of the text, one distance, one token.
+    In this order: the first token of the text, one distance, one token, the least of some distances that hold them.
     """
     owner = looks.unit[looks.example]
     order = np.argsort(owner, kind="stable")
@@ -202,7 +205,14 @@ def _label(
         what, count = np.unique(values, return_counts=True)
         if count.max() >= TELLING * len(values):
             return name(int(what[count.argmax()]))
-    return ""
+    reach = next((far for far in REACHES if np.mean(offset <= far) >= TELLING), None)
+    return "" if reach is None else f"up to {reach} tokens back"
+
+
+@cache
+def _pairs(size: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Every pair of `size` things once; queries with equally many active heads share them."""
+    return np.triu_indices(size, 1)
 
 
 def _shared(reads: Float[Tensor, "m k"]) -> NDArray[np.float64]:

@@ -10,9 +10,8 @@ of the text, so a product of a writer and a reader is in units of pre-activation
 path alone: what layers between make of it is not in it. Dictionaries of another model, site or width are refused.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Literal, NamedTuple
 
 import torch
@@ -28,7 +27,7 @@ from clearhead.errors import ClearheadError
 from clearhead.model.access import Model
 from clearhead.model.norms import Norm
 from clearhead.model.sites import parse
-from clearhead.spectral.writes import LayerParts, Parts
+from clearhead.spectral.writes import Parts
 
 STREAM = ("resid_pre", "resid_mid", "resid_post")
 SITES = (*STREAM, "attn_in", "attn_out", "mlp_in", "mlp_out")
@@ -131,57 +130,68 @@ class Neighbourhood:
         return [neighbour for neighbour in self.neighbours if self.is_reader(neighbour)]
 
     @property
+    def places(self) -> list[Place]:
+        """Where the heads and their neighbours read and write."""
+        ends = [end for neighbour in self.neighbours for end in (neighbour.reads, neighbour.writes)]
+        return [Place("attn_in", self.layer), Place("attn_out", self.layer), *ends]
+
+    @property
     def twins(self) -> list[Neighbour]:
         """SAEs of the same attention output."""
         return [neighbour for neighbour in self.neighbours if self.is_twin(neighbour)]
 
 
 class DirectPath:
-    """How modules of one model read the stream and write into it, with norms at their mean scale over some tokens.
+    """How modules at some places of a model read the stream and write into it, norms at their mean scale over tokens.
 
+    tokens: positions before `first` are left out of the mean. One forward, up to the last norm.
     Raises `ClearheadError` for models whose layers do not all attend by softmax.
     """
 
-    def __init__(self, model: Model, tokens: Int[Tensor, "b t"], first: int):
-        self.model, self.tokens, self.first = model, tokens, first
-        self._scales: dict[str, float] = {}
-
-    @cached_property
-    def parts(self) -> Parts:
-        """Weights and norms."""
-        return Parts(self.model)
+    def __init__(self, model: Model, tokens: Int[Tensor, "b t"], first: int, places: Iterable[Place]):
+        parts = Parts(model)
+        self.multiplier = parts.multiplier
+        self._norms = {place: _norm_at(parts, place) for place in places}
+        sites = {site for norm, site in self._norms.values() if norm is not None}
+        run = model.run(tokens, read=sites) if sites else {}
+        self._scales = {
+            place: float(norm.frozen_scale(run[site][:, first:].double()).mean())
+            for place, (norm, site) in self._norms.items()
+            if norm is not None
+        }
 
     @torch.no_grad()
     def reading(self, rows: Float[Tensor, "m d"], place: Place) -> Float[Tensor, "m d"]:
         """Vectors that read a site, as ones that read the stream before it."""
-        if place.name in STREAM:
-            return rows
-        norm = self._part(place).norm if place.name == "attn_in" else self._part(place).mlp_norm
+        norm, _ = self._norms[place]
         if norm is None:
             return rows
         rows = rows if norm.gain is None else rows * norm.gain.detach().to(rows)
-        before = "resid_pre" if place.name == "attn_in" or self.parts.model.family.parallel else "resid_mid"
-        return norm.centre(rows) * self._scale(norm, f"{before}.{place.layer}")
+        return norm.centre(rows) * self._scales[place]
 
     @torch.no_grad()
     def writing(self, rows: Float[Tensor, "m d"], place: Place) -> Float[Tensor, "m d"]:
         """Vectors written at a site, as what they are in the stream behind it."""
         if place.name in STREAM:
             return rows
-        norm = self._part(place).behind_attention if place.name == "attn_out" else self._part(place).behind_mlp
+        norm, _ = self._norms[place]
         if norm is not None:
-            rows = norm.centre(rows) * self._scale(norm, str(place))
+            rows = norm.centre(rows) * self._scales[place]
             rows = rows if norm.gain is None else rows * norm.gain.detach().to(rows)
-        return rows * self.parts.multiplier
+        return rows * self.multiplier
 
-    def _part(self, place: Place) -> LayerParts:
-        return self.parts.layers[place.layer]
 
-    def _scale(self, norm: Norm, site: str) -> float:
-        if site not in self._scales:
-            value = self.model.run(self.tokens, read=[site])[site][:, self.first :]
-            self._scales[site] = float(norm.frozen_scale(value.double()).mean())
-        return self._scales[site]
+def _norm_at(parts: Parts, place: Place) -> tuple[Norm | None, str]:
+    """The norm between a place and the stream, and the site at which it stands."""
+    layer, between = place.layer, parts.layers[place.layer]
+    before_mlp = "resid_pre" if parts.model.family.parallel else "resid_mid"
+    norms = {
+        "attn_in": (between.norm, f"resid_pre.{layer}"),
+        "mlp_in": (between.mlp_norm, f"{before_mlp}.{layer}"),
+        "attn_out": (between.behind_attention, str(place)),
+        "mlp_out": (between.behind_mlp, str(place)),
+    }
+    return norms.get(place.name, (None, str(place)))
 
 
 def _place(name: str, model: Model, dictionary: Dictionary) -> Neighbour:
