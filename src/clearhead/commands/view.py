@@ -1,10 +1,10 @@
-"""`clearhead view`: the page of an analysed run, of a graph, of circuit curves, or of an evaluated sparse model."""
+"""`clearhead view`: the page of an analysed run, a graph, circuit curves, a fidelity report or a sparse model."""
 
 from pathlib import Path
 from typing import Any
 
 from clearhead.atlas.read import Atlas
-from clearhead.commands import curve_report, graph_report
+from clearhead.commands import curve_report, fidelity_report, graph_report
 from clearhead.commands.sparse_report import evaluation_of, is_sparse_run
 from clearhead.commands.sparse_report import write_page as write_sparse_page
 from clearhead.commands.table import say
@@ -20,6 +20,9 @@ def plan(config: View) -> dict[str, Any]:
     if curve_report.is_curve_run(config.run):
         held = sum(len(one.curves) for one in curve_report.curves_of(config.run))
         return {"curves": held, "against": config.against, "page": page_of(config)}
+    if fidelity_report.is_report(config.run):
+        held = len(fidelity_report.report_of(config.run)["runs"])
+        return {"fidelity of": f"{held} runs", "page": page_of(config)}
     if (graph := graph_report.graph_of(config.run)) is not None:
         return {"graph": graph, "against": config.against, "page": page_of(config)}
     path = atlas_of(config.run)
@@ -46,6 +49,8 @@ def write(config: View) -> Path:
             f"two runs share a page where both hold a graph or circuit curves; {config.run} holds neither. Leave out "
             "--against"
         )
+    if fidelity_report.is_report(config.run):
+        return fidelity_report.write_page(config.run, page_of(config))
     if is_sparse_run(config.run):
         return write_sparse_page(config.run, evaluation_of(config.run), page_of(config))
     return write_page(atlas_of(config.run), page_of(config))
@@ -69,7 +74,7 @@ def atlas_of(run: Path) -> Path:
 
 def page_of(config: View) -> Path:
     """The file of the page: as given, or page.html beside the atlas, the graph or the evaluation."""
-    if is_sparse_run(config.run) or curve_report.is_curve_run(config.run):
+    if any(is_kind(config.run) for is_kind in (is_sparse_run, curve_report.is_curve_run, fidelity_report.is_report)):
         return config.out or config.run / "page.html"
     if graph_report.graph_of(config.run) is not None:
         return config.out or graph_report.page_beside(config.run)
