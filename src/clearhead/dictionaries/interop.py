@@ -4,9 +4,11 @@
     sparsify         cfg.json with sae.safetensors
     SAELens          cfg.json with sae_weights.safetensors
     llamascopium     config.json (key `sae_type`) with sae_weights.safetensors
+    OpenMOSS/Lorsa   config.json with final.safetensors (the paper's own code, of 2025)
 
-`load_foreign` reads any of them; each loader says in its module what it converts and what it refuses. The converted
-module computes the same function; where a library measures activations in other units, ours are those of the output.
+`load_foreign` reads any of them, `save_foreign` writes llamascopium's Lorsa; each loader says in its module what it
+converts and what it refuses. The converted module computes the same function; where a library measures activations in
+other units, ours are those of the output.
 Pickled weights (.pt, .pth, .bin, .dcp) are refused: opening them can run code of whoever wrote them.
 """
 
@@ -66,6 +68,20 @@ def load_foreign(folder: str | Path, *, model: str, layer: int | None = None) ->
     return module.eval()
 
 
+def save_foreign(module: Lorsa, folder: str | Path, library: str, *, context: int | None = None) -> Path:
+    """Write a Lorsa into `folder` in the layout of another library, `llamascopium`; returns the folder.
+
+    context: the longest text it is meant for, by default that of its training. Raises `UnknownNameError` for another
+    library, and `ClearheadError` for what that library's layout cannot hold.
+    """
+    if library != "llamascopium":
+        raise UnknownNameError("library to write for", library, ("llamascopium",))
+    if not isinstance(module, Lorsa):
+        raise ClearheadError(f"only a Lorsa is written in llamascopium's layout, and this is a {type(module).__name__}")
+    context = context or int(module.provenance.get("training", {}).get("context", 256))
+    return importlib.import_module(f"clearhead.dictionaries.interop_{library}").save(module, Path(folder), context)
+
+
 def _library(folder: Path) -> str:
     names = {path.name for path in folder.iterdir()}
     circuit_tracer = re.compile(r"layer_\d+\.safetensors|W_enc_\d+\.safetensors")
@@ -77,10 +93,13 @@ def _library(folder: Path) -> str:
         return "saelens"
     if {"config.json", "sae_weights.safetensors"} <= names:
         return "llamascopium"
+    if {"config.json", "final.safetensors"} <= names:
+        return "openmoss_lorsa"
     raise ClearheadError(
         f"{folder} holds no dictionary of a known layout: expected layer_N.safetensors or W_enc_N.safetensors "
         f"(circuit-tracer), cfg.json with sae.safetensors (sparsify) or sae_weights.safetensors (SAELens), or "
-        f"config.json with sae_weights.safetensors (llamascopium); it holds {', '.join(sorted(names)) or 'nothing'}"
+        f"config.json with sae_weights.safetensors (llamascopium) or final.safetensors (OpenMOSS/Lorsa); it holds "
+        f"{', '.join(sorted(names)) or 'nothing'}"
     )
 
 

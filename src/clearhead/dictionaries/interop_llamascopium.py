@@ -13,6 +13,11 @@ gated by value times decoder norm: that norm goes into the encoder, after which 
 
 Refused, as they have no exact counterpart here: GLU encoders, normalisation of each token or batch, scaled rotations,
 cross-layer transcoders, crosscoders, molt; for Lorsa, gating without the decoder norm.
+
+`save` writes a Lorsa with plain activations (`norm_activation` inference), masks and rotations included, so that their
+strict loading finds every name. Refused, as their layout has no place for it: patterns of their own, sinks, windows,
+soft caps, LayerNorm of queries and keys, rotations whose frequencies are not b^(-i / half), signed-topk, and batchtopk,
+which they rank over each batch where ours keeps a threshold.
 """
 
 import math
@@ -22,11 +27,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from clearhead.dictionaries.dictionary import load_tensors
+from clearhead.dictionaries.dictionary import load_tensors, save_tensors
 from clearhead.dictionaries.interop import build, class_of, place, read_settings, site_of
 from clearhead.dictionaries.lorsa import Lorsa, LorsaConfig
 from clearhead.dictionaries.transcoder import Transcoder
 from clearhead.errors import ClearheadError, CorruptFileError, UnknownNameError
+from clearhead.runs import write_json
 
 THRESHOLD = "activation_function.log_jumprelu_threshold"
 NORM = "dataset_average_activation_norm."
@@ -104,7 +110,7 @@ def _lorsa(settings: dict[str, Any], w: dict[str, Tensor], path: Path) -> Lorsa:
         k=int(settings.get("top_k", 50)) if "topk" in settings.get("act_fn", "relu") else 1,
         activation=settings.get("act_fn", "relu"),
         scale=1 / (settings.get("attn_scale") or math.sqrt(settings["d_qk_head"])),
-        rope=_rope(settings, path),
+        rope=rope_of(settings, path),
         qk_norm="rms" if normed else None,
         qk_norm_eps=settings.get("eps", 1e-6) if normed else 0.0,
         unit_norm=False,
@@ -132,7 +138,86 @@ def _lorsa(settings: dict[str, Any], w: dict[str, Tensor], path: Path) -> Lorsa:
     return lorsa.unit_normed()
 
 
-def _rope(settings: dict[str, Any], path: Path) -> dict[str, Any] | None:
+def save(lorsa: Lorsa, folder: Path, context: int) -> Path:
+    """Write a Lorsa in llamascopium's layout, for texts of up to `context` tokens; returns the folder.
+
+    Raises `ClearheadError` for what that layout cannot hold; nothing is written then.
+    """
+    c, layer = lorsa.config, lorsa.provenance.get("layer")
+    reasons = {
+        "its groups form several patterns": c.patterns_per_group > 1,
+        "its patterns have sinks": c.sinks,
+        "its attention has a window": c.window is not None,
+        "its scores are soft-capped": c.softcap is not None,
+        "its queries and keys pass a LayerNorm": c.qk_norm == "layer",
+        f"its activation is {c.activation}": c.activation in ("signed-topk", "batchtopk"),
+        "its layer is not known (provenance)": layer is None,
+    }
+    for reason, holds in reasons.items():
+        if holds:
+            raise ClearheadError(f"llamascopium's layout cannot hold this Lorsa: {reason}")
+    hooks = (f"blocks.{layer}.ln1.hook_normalized", f"blocks.{layer}.hook_attn_out")
+    w = {name: tensor.detach() for name, tensor in lorsa.state_dict().items()}
+    tensors = {name: w[name] for name in ("W_V", "W_O", "b_Q", "b_K", "b_V", "b_D")}
+    tensors |= {name: w[name].mT for name in ("W_Q", "W_K")}
+    if c.qk_norm:
+        tensors |= {"ln_q.w": w["q_gain"], "ln_k.w": w["k_gain"]}
+    if c.activation == "jumprelu":
+        tensors[THRESHOLD] = w["log_threshold"]
+    rotation, tables = _rotation(lorsa, context)
+    tensors |= tables | {"mask": torch.ones(context, context).tril().bool(), "IGNORE": torch.tensor(-torch.inf)}
+    tensors |= {NORM + hook: torch.tensor(1.0) for hook in hooks}
+    settings = {
+        "sae_type": "lorsa",
+        "d_model": c.d_model,
+        "expansion_factor": _factor(c.n_heads, c.d_model),
+        "use_decoder_bias": True,
+        "act_fn": c.activation,
+        "top_k": c.k,
+        "norm_activation": "inference",
+        "sparsity_include_decoder_norm": True,
+        "hook_point_in": hooks[0],
+        "hook_point_out": hooks[1],
+        "n_qk_heads": c.n_groups,
+        "d_qk_head": c.d_qk,
+        "n_ctx": context,
+        "attn_scale": 1 / c.scale,
+        "use_post_qk_ln": c.qk_norm is not None,
+        "normalization_type": "RMS" if c.qk_norm else None,
+        "eps": c.qk_norm_eps or 1e-6,
+        **rotation,
+    }
+    folder.mkdir(parents=True, exist_ok=True)
+    save_tensors(folder / "sae_weights.safetensors", tensors)
+    write_json(folder / "config.json", settings)
+    return folder
+
+
+def _factor(heads: int, d_model: int) -> float:
+    """The expansion factor of which their product with the width, rounded down, is the number of heads."""
+    factor = heads / d_model
+    return factor if int(d_model * factor) == heads else math.nextafter(factor, math.inf)
+
+
+def _rotation(lorsa: Lorsa, context: int) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """The settings of the rotation, and the tables that they keep as buffers."""
+    rope = lorsa.rope
+    if rope is None:
+        return {"positional_embedding_type": "none", "rotary_dim": 0}, {}
+    frequency, half = rope.inv_freq, len(rope.inv_freq)
+    base = round(float(frequency[-1]) ** (-half / (half - 1))) if half > 1 else 10_000
+    plain = base ** (-torch.arange(half, dtype=torch.float32) / half)
+    if rope.scaling != 1 or not torch.allclose(frequency, plain, rtol=1e-5, atol=0):
+        raise ClearheadError(
+            "llamascopium's layout cannot hold this Lorsa: its rotation's frequencies are not powers of one whole base"
+        )
+    angles = torch.arange(context)[:, None] * plain
+    both = angles.repeat_interleave(2, 1) if rope.interleaved else angles.repeat(1, 2)
+    settings = {"rotary_dim": rope.rotary_dim, "rotary_base": base, "rotary_adjacent_pairs": rope.interleaved}
+    return {"positional_embedding_type": "rotary"} | settings, {"rotary_sin": both.sin(), "rotary_cos": both.cos()}
+
+
+def rope_of(settings: dict[str, Any], path: Path) -> dict[str, Any] | None:
     """The rotation of queries and keys, as `RopeSpec.to_dict` writes it."""
     if settings.get("positional_embedding_type", "rotary") != "rotary":
         return None
