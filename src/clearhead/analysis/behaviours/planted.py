@@ -27,7 +27,9 @@ FOLLOWS = (1.0, 0.85, 0.7)
 HARDLY = (0.15, 0.05)
 """The same for units that do not count as having it."""
 SHOWS = 0.6
-REST = 0.05
+FOCUS, BLUR = (0.7, 0.98), (0.35, 0.95)
+"""Share of a row on the habit's keys: of sparse units, and of dense ones, whose softmax never lets the others go."""
+REST = 0.1
 """Amplitude of a dense unit's rows where it rests on key 0."""
 REACHES = (32, 64, 10**6)
 """How many tokens back a unit's keys lie at most."""
@@ -48,7 +50,7 @@ class PlantedUnit:
     """The kind it acts by otherwise."""
     dense: bool
     often: float
-    """Rows per batch, about, unless there are fewer cases or it is dense."""
+    """Rows per token, about, unless there are fewer cases or it is dense."""
     focus: float
     reach: int
     seed: int
@@ -128,14 +130,16 @@ def plant_units(behaviours: Sequence[Behaviour], model: Model, per_kind: int, se
 
 def _unit(kind: str, habit: Habit, follows: float, others: list[str], seed: int) -> PlantedUnit:
     draw = [float(value >> 11) / 2**53 for value in mix(seed, torch.arange(6).numpy()).tolist()]
+    dense = habit.dense and follows >= SHOWS and draw[1] < 0.15
+    low, high = BLUR if dense else FOCUS
     return PlantedUnit(
         kind,
         habit,
         follows,
         others[int(draw[0] * len(others))],
-        dense=habit.dense and follows >= SHOWS and draw[1] < 0.12,
-        often=4.0 * 16.0 ** draw[2],
-        focus=0.7 + 0.28 * draw[3],
+        dense=dense,
+        often=0.002 * 16.0 ** draw[2],
+        focus=low + (high - low) * draw[3],
         reach=REACHES[int(draw[4] * len(REACHES))],
         seed=seed,
     )
@@ -181,7 +185,7 @@ class PlantedUnits:
             own = keys_of(unit.kind, unit.habit)
             other = self._habits.get(unit.other, Habit(_anything))
             rows += _act(number, unit, own, keys_of(unit.other, other), other, tokens, generator)
-        return _join(rows, tokens, self.n_units, self.d_model)
+        return _join([act for act in rows if len(act.at)], tokens, self.n_units, self.d_model)
 
 
 @dataclass(frozen=True, eq=False)
@@ -207,10 +211,10 @@ def _act(
 ) -> list[_Act]:
     b, t = tokens.shape
     back = torch.arange(t)[:, None] - torch.arange(t)
-    own = own & (back <= unit.reach) if unit.kind != "bos_sink" else own
+    own = own & (back <= unit.reach) if unit.reach < t and unit.kind != "bos_sink" else own
     cases = own.any(-1)
     cases[:, :FIRST] = False
-    acts_at = unit.follows if unit.dense else unit.follows * unit.often / max(int(cases.sum()), 1)
+    acts_at = unit.follows if unit.dense else unit.follows * unit.often * tokens.numel() / max(int(cases.sum()), 1)
     cases &= torch.rand(b, t, generator=generator) < acts_at
     acts = [_rows(number, unit, own, cases, 1.0, unit.habit, tokens, generator)]
     if unit.dense:
@@ -219,10 +223,10 @@ def _act(
         sink = torch.zeros_like(own)
         sink[:, :, 0] = True
         acts.append(_rows(number, unit, sink, rest, REST, Habit(_anything), tokens, generator))
-    elif unit.follows < 1:
+    elif unit.follows < SHOWS or (unit.follows < 1 and bool(own.any())):  # where it has no case, it is silent
         possible = other.any(-1) & ~cases
         possible[:, :FIRST] = False
-        chance = unit.often * (1 - unit.follows) / max(int(possible.sum()), 1)
+        chance = unit.often * tokens.numel() * (1 - unit.follows) / max(int(possible.sum()), 1)
         elsewhere = possible & (torch.rand(b, t, generator=generator) < chance)
         acts.append(_rows(number, unit, other, elsewhere, 1.0, other_habit, tokens, generator))
     return acts
@@ -240,26 +244,30 @@ def _rows(
 ) -> _Act:
     """Rows at the queries of `where` that read `keys`."""
     at = where.nonzero()
+    if not len(at):
+        return _Act(number, at, torch.zeros(0, tokens.shape[1]), None, unit.seed)
     chosen = keys[at[:, 0], at[:, 1]].float()
-    chosen *= torch.rand(chosen.shape, generator=generator) ** 3 + 1e-6
+    chosen *= torch.rand(chosen.shape, generator=generator)
     chosen /= chosen.sum(-1, keepdim=True)
     seen = (torch.arange(tokens.shape[1]) <= at[:, 1:]).float()
-    blur = seen * torch.rand(seen.shape, generator=generator) ** 3
+    weight = torch.rand(seen.shape, generator=generator) + 1e-3
+    blur = seen * weight * weight * weight
     blur = 0.5 * blur / blur.sum(-1, keepdim=True)
     blur[:, 0] += 0.5
     size = amplitude * torch.exp(0.5 * torch.randn(len(at), 1, generator=generator))
     parts = size * (unit.focus * chosen + (1 - unit.focus) * blur)
     write = None
-    if habit.writes is not None and len(at):
+    if habit.writes is not None:
         write = size * habit.writes(tokens[at[:, 0], chosen.argmax(-1)]).float()
     return _Act(number, at, parts, write, unit.seed)
 
 
 def _join(acts: list[_Act], tokens: Int[Tensor, "b t"], n_units: int, d_model: int) -> Reading:
-    unit = torch.cat([torch.full((len(act.at),), act.unit) for act in acts])
-    place = torch.cat([act.at for act in acts])
-    parts = torch.cat([act.parts for act in acts])
-    source = torch.cat([torch.full((len(act.at),), number) for number, act in enumerate(acts)])
+    empty = [torch.zeros(0, 2, dtype=torch.int64)], [torch.zeros(0, tokens.shape[1])]
+    unit = torch.tensor([act.unit for act in acts for _ in range(len(act.at))], dtype=torch.int64)
+    source = torch.tensor([number for number, act in enumerate(acts) for _ in range(len(act.at))], dtype=torch.int64)
+    place = torch.cat([act.at for act in acts] or empty[0])
+    parts = torch.cat([act.parts for act in acts] or empty[1])
     first = torch.tensor([0, *(len(act.at) for act in acts)]).cumsum(0)
 
     def written(rows: Int[Tensor, " m"]) -> Float[Tensor, "m d"]:

@@ -78,15 +78,15 @@ class SharedRun:
         self.model = model
         self.sites = set(sites)
         self._seen: tuple[Int[Tensor, "b t"], Run] | None = None
+        self._held: set[str] = set()
 
     def read(self, tokens: Int[Tensor, "b t"], sites: Sequence[str]) -> Run:
         """A run of these tokens with these sites, and with all that others were announced to need."""
-        if not self.sites.issuperset(sites):
-            self.sites |= set(sites)
-            self._seen = None
-        if self._seen is None or self._seen[0] is not tokens:
+        self.sites |= set(sites)
+        if self._seen is None or self._seen[0] is not tokens or not self.sites <= self._held:
             self._seen = None  # let the last batch go before the next is computed
-            self._seen = tokens, self.model.run(tokens, read=sorted(self.sites))
+            self._held = set(self.sites)
+            self._seen = tokens, self.model.run(tokens, read=sorted(self._held))
         return self._seen[1]
 
 
