@@ -5,7 +5,15 @@ from pathlib import Path
 import pytest
 import torch
 
-from clearhead.dictionaries.init import METHODS, draw_sample, initialise, lorsa_config, start_sinks
+from clearhead.dictionaries.init import (
+    METHODS,
+    draw_sample,
+    from_attention,
+    initialise,
+    lorsa_config,
+    start_sinks,
+    with_original_queries_keys,
+)
 from clearhead.dictionaries.lorsa import Lorsa
 from clearhead.errors import ClearheadError, UnknownNameError
 from clearhead.model.access import Model
@@ -80,6 +88,27 @@ def test_an_added_sink_starts_as_nothing(family):
     torch.testing.assert_close(
         taken.transpose(0, 1).flatten(1).median(1).values, torch.full((8,), 1e-3), rtol=0.15, atol=0
     )
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3", "gpt_oss"])
+def test_copied_queries_and_keys_restore_the_original_patterns(family):
+    model = Model(build(family), self_test=False)
+    options = {"patterns_per_group": 2, "sink": True, "heads": 32, "groups": 8}
+    lorsa, sample, _ = start(model, "original", **options)
+    for name, parameter in lorsa.named_parameters():
+        if name not in ("W_V", "W_O", "b_V", "b_D"):
+            parameter.normal_()
+    before = {name: tensor.clone() for name, tensor in lorsa.state_dict().items()}
+    weights = attention_weights(model, 1)
+    own = from_attention(weights, attention_geometry(model, 1)).patterns(sample.x)
+    twin = with_original_queries_keys(lorsa, weights)
+    torch.testing.assert_close(twin.patterns(sample.x), own.repeat_interleave(4, 1), atol=1e-5, rtol=1e-4)
+    host = torch.tensor([3, 1, 0, 2, 2, 0, 1, 3])
+    chosen = with_original_queries_keys(lorsa, weights, host).patterns(sample.x)
+    torch.testing.assert_close(chosen, own[:, host].repeat_interleave(2, 1), atol=1e-5, rtol=1e-4)
+    assert all(torch.equal(tensor, before[name]) for name, tensor in lorsa.state_dict().items())
+    assert torch.equal(twin.W_V, lorsa.W_V) and torch.equal(twin.W_O, lorsa.W_O)
 
 
 @torch.no_grad()

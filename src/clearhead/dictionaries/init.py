@@ -12,6 +12,7 @@ an original head hosts; they differ in the values:
 `from_attention` gives the exact copy: as many Lorsa heads as the layer has value dimensions, all kept.
 """
 
+import copy
 import math
 from typing import NamedTuple
 
@@ -32,6 +33,8 @@ from clearhead.ops.lorsa import visible
 METHODS = ("data", "original", "random", "reference")
 SINK_SHARE = 1e-3
 """Share of the attention that an added sink starts with: nothing for the pattern, something for its gradient."""
+NO_SINK = -1e4
+"""A logit that takes no attention in any number format."""
 ICA_ITERATIONS = 30
 """Enough for directions to start from; training turns them further."""
 
@@ -132,6 +135,30 @@ def copy_queries_keys(lorsa: Lorsa, w: AttentionWeights, host: Tensor, input_sca
                 own.copy_(norm.gain.expand(len(w.W_Q), -1)[host])
     if lorsa.config.sinks and w.sinks is not None:
         lorsa.sink.copy_(w.sinks[host].repeat_interleave(lorsa.config.patterns_per_group))
+
+
+@torch.no_grad()
+def with_original_queries_keys(lorsa: Lorsa, weights: AttentionWeights, host: Int[Tensor, " g"] | None = None) -> Lorsa:
+    """The copied-QK control: a trained Lorsa whose groups attend as original heads do; values and writes stay.
+
+    `host` names each group's original head, by default the one it started from. Gates become 1, added sinks vanish.
+    Raises `ClearheadError` where queries and keys are not as wide as the layer's own.
+    """
+    w = weights.to(lorsa.W_Q.dtype, lorsa.W_Q.device).per_head()
+    if lorsa.config.d_qk != w.W_Q.shape[-1]:
+        raise ClearheadError(
+            f"this Lorsa's queries are {lorsa.config.d_qk} wide and the layer's own {w.W_Q.shape[-1]}; the control "
+            f"needs one trained without --qk-width"
+        )
+    twin = copy.deepcopy(lorsa)
+    twin.b_Q.zero_()
+    twin.b_K.zero_()
+    if twin.config.sinks:
+        twin.sink.fill_(NO_SINK)
+    if twin.config.patterns_per_group > 1:
+        twin.qk_gate.fill_(1.0)
+    copy_queries_keys(twin, w, _hosts_evenly(twin.config.n_groups, len(w.W_Q)) if host is None else host, 1.0)
+    return twin
 
 
 @torch.no_grad()

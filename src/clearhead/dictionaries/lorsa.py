@@ -195,7 +195,7 @@ class Lorsa(SavedDictionary):
         """What each pattern multiplies its group's queries by; 1 where groups form one pattern only."""
         if self.config.patterns_per_group == 1:
             return self.W_Q.new_ones(self.config.n_patterns, self.config.d_qk)
-        return self.qk_gate[:, self._coordinates]
+        return self.qk_gate[:, self.get_buffer("_coordinates")]
 
     def queries_keys(self, x: Float[Tensor, "b t d"]) -> tuple[Float[Tensor, "b p t dh"], Float[Tensor, "b p t dh"]]:
         """Queries and keys of every pattern as they are scored: normed, gated and rotated."""
