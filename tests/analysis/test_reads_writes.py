@@ -98,6 +98,7 @@ def test_only_what_beats_chance_is_kept():
     cosine = found.value / (rows[found.row].norm(dim=-1) * others[found.other].norm(dim=-1)).numpy()
     assert (np.abs(cosine) > chance_cosine(50, 64)).all()
     assert len(found.row) < 30  # half of random rows have one by definition of the median
+    assert len(largest_products(rows, others[:0]).row) == 0
     assert found.value[(found.row == 1) & (found.other == 3)] == pytest.approx(2 * float(rows[1] @ rows[1]))
 
 

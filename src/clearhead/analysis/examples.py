@@ -82,8 +82,12 @@ class Negatives:
             return
         low, high = np.searchsorted(self.token, [entries.token.min(), entries.token.max() + 1])
         candidates = self.token[low:high] * self.n_units + self.unit[low:high]
+        if not len(candidates):
+            return
+        # candidates are few and sorted; of equal ones all but the first are struck out already
         active = entries.token * self.n_units + entries.unit
-        self.struck[low:high] |= np.isin(candidates, active)
+        place = np.minimum(np.searchsorted(candidates, active), len(candidates) - 1)
+        self.struck[low + place[candidates[place] == active]] = True
 
     def remaining(self) -> Entries:
         """The first `size` candidates of each unit that are left, in the order they were drawn."""

@@ -14,14 +14,15 @@ from typing import NamedTuple
 
 import torch
 from jaxtyping import Float, Int
-from torch import Tensor
+from torch import Tensor, nn
+from torch.func import functional_call
 
 from clearhead.dictionaries.lorsa import Codes, Lorsa, LorsaConfig
 from clearhead.errors import ClearheadError
 from clearhead.ops.lorsa import visible
 
-SCORES_AT_ONCE = 2**26
-"""Attention scores computed at a time, at most: 256 MiB in float32."""
+PER_GROUP = ("W_Q", "W_K", "b_Q", "b_K", "q_gain", "k_gain")
+"""Parameters that hold one entry for each query-key group."""
 
 
 class Triples(NamedTuple):
@@ -60,54 +61,72 @@ def z_patterns(lorsa: Lorsa, x: Float[Tensor, "b t d"], triples: Triples) -> Flo
     """
     block, query, head = (index.to(x.device) for index in triples)
     _check(lorsa, x, block, query, head)
-    t = x.shape[1]
-    rows = x.new_zeros(len(block), t)
-    step = max(1, SCORES_AT_ONCE // (lorsa.config.n_patterns * t * t))
-    for start in range(0, len(x), step):
-        here = ((block >= start) & (block < start + step)).nonzero()[:, 0]
+    rows = x.new_zeros(len(block), x.shape[1])
+    order = block.argsort(stable=True)
+    for here in order.split(torch.bincount(block, minlength=len(x)).tolist()):
         if len(here):
-            chunk = Triples(block[here] - start, query[here], head[here])
-            rows[here] = _split(lorsa, x[start : start + step], chunk)
+            rows[here] = _split(lorsa, x[block[here[0]]], query[here], head[here])
     return rows
 
 
-def _split(lorsa: Lorsa, x: Float[Tensor, "b t d"], triples: Triples) -> Float[Tensor, "m t"]:
-    b, t, _ = x.shape
-    p = lorsa.config.n_patterns
-    q, k = lorsa.queries_keys(x)
-    which = triples.head // lorsa.config.pattern_size
-    place = (triples.block * p + which) * t + triples.query
-    needed = torch.zeros(b * p * t, dtype=torch.bool, device=x.device)
-    needed[place] = True
-    # queries of one (block, pattern) stand side by side, padded to the most any pair needs
-    rank = needed.view(b * p, t).cumsum(1) - 1
+def _split(
+    lorsa: Lorsa, x: Float[Tensor, "t d"], query: Int[Tensor, " m"], head: Int[Tensor, " m"]
+) -> Float[Tensor, "m t"]:
+    """The rows of one block, from the groups and heads that are asked for alone."""
+    each = lorsa.config.patterns_per_group
+    which = head // lorsa.config.pattern_size
+    groups, local = torch.unique(which // each, return_inverse=True)
+    q, k = (side[0] for side in _queries_keys(lorsa, x[None], groups))
+    place = (local * each + which % each) * len(x) + query
+    needed = torch.zeros(len(q), len(x), dtype=torch.bool, device=x.device)
+    needed.view(-1)[place] = True
+    # the queries of one pattern stand side by side, padded to the most any pattern needs
+    rank = needed.cumsum(1) - 1
     width = int(rank[:, -1].max()) + 1
-    position = torch.zeros(b * p, width, dtype=torch.int64, device=x.device)
-    pair, at = needed.view(b * p, t).nonzero(as_tuple=True)
-    position[pair, rank[pair, at]] = at
-    chosen = q.reshape(b * p, t, -1).gather(1, position[..., None].expand(-1, -1, q.shape[-1]))
-    pattern = _pattern_rows(lorsa, chosen, k.reshape(b * p, t, -1), position)
-    row = (triples.block * p + which) * width + rank.view(-1)[place]
-    rows = pattern.view(b * p * width, t).index_select(0, row)
-    return rows.mul_(_values_of(lorsa, x, triples))
+    position = torch.zeros(len(q), width, dtype=torch.int64, device=x.device)
+    row, at = needed.nonzero(as_tuple=True)
+    position[row, rank[row, at]] = at
+    chosen = q.gather(1, position[..., None].expand(-1, -1, q.shape[-1]))
+    own = (groups[:, None] * each + torch.arange(each, device=x.device)).flatten()
+    pattern = _pattern_rows(lorsa, chosen, k, position, own)
+    heads, value = torch.unique(head, return_inverse=True)
+    values = torch.addmm(lorsa.b_V[heads][:, None], lorsa.W_V[heads], x.T)
+    return pattern.flatten(0, 1)[place // len(x) * width + rank.view(-1)[place]].mul_(values[value])
 
 
-def _values_of(lorsa: Lorsa, x: Float[Tensor, "b t d"], triples: Triples) -> Float[Tensor, "m t"]:
-    """Values of each triple's head at every position of its block; computed once per head of a block."""
-    pairs, place = torch.unique(triples.block * lorsa.n_heads + triples.head, return_inverse=True)
-    block, head = pairs // lorsa.n_heads, pairs % lorsa.n_heads
-    counts = torch.bincount(block, minlength=len(x)).tolist()
-    parts = [
-        torch.addmm(lorsa.b_V[heads][:, None], lorsa.W_V[heads], one.T)
-        for one, heads in zip(x, head.split(counts), strict=True)
-    ]
-    return torch.cat(parts).index_select(0, place)
+class _QueriesKeys(nn.Module):
+    """`Lorsa.queries_keys` as a forward, so that it can be called with the parameters of some groups alone."""
+
+    def __init__(self, lorsa: Lorsa):
+        super().__init__()
+        self.lorsa = lorsa
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        return self.lorsa.queries_keys(x)
+
+
+def _queries_keys(
+    lorsa: Lorsa, x: Float[Tensor, "b t d"], groups: Int[Tensor, " g"]
+) -> tuple[Float[Tensor, "b p t dh"], Float[Tensor, "b p t dh"]]:
+    """Queries and keys of the patterns of some groups, in their order; the others are not computed."""
+    config = lorsa.config
+    if len(groups) == config.n_groups:
+        return lorsa.queries_keys(x)
+    parameters = dict(lorsa.named_parameters())
+    part = {name: parameters[name][groups] for name in PER_GROUP if name in parameters}
+    if config.patterns_per_group > 1:
+        part["qk_gate"] = lorsa.qk_gate.unflatten(0, (config.n_groups, -1))[groups].flatten(0, 1)
+    return functional_call(_QueriesKeys(lorsa), {f"lorsa.{name}": value for name, value in part.items()}, (x,))
 
 
 def _pattern_rows(
-    lorsa: Lorsa, q: Float[Tensor, "p w dh"], k: Float[Tensor, "p t dh"], position: Int[Tensor, "p w"]
+    lorsa: Lorsa,
+    q: Float[Tensor, "p w dh"],
+    k: Float[Tensor, "p t dh"],
+    position: Int[Tensor, "p w"],
+    which: Int[Tensor, " p"],
 ) -> Float[Tensor, "p w t"]:
-    """The rows of `lorsa.patterns` at these query positions; p = (block, pattern)."""
+    """The rows of the patterns `which` at these query positions."""
     config, t = lorsa.config, k.shape[1]
     scores = (q * config.scale) @ k.transpose(1, 2)
     if config.softcap is not None:
@@ -116,8 +135,7 @@ def _pattern_rows(
     scores.masked_fill_(~seen[position], -torch.inf)
     if not config.sinks:
         return scores.softmax(-1)
-    sink = lorsa.sink.to(scores.dtype).repeat(len(q) // config.n_patterns)
-    column = sink[:, None, None].expand(-1, scores.shape[1], 1)
+    column = lorsa.sink.to(scores.dtype)[which][:, None, None].expand(-1, scores.shape[1], 1)
     return torch.cat([scores, column], -1).softmax(-1)[..., :-1]
 
 

@@ -9,8 +9,8 @@
 
 All direct paths alone, norms at their mean scale (neighbours.py). A finding is kept only if its cosine, between the two
 vectors as they meet, exceeds what the best of as many random directions would reach (spectral/nearest.py,
-`chance_cosine`); tokens are kept by the sign that makes v positive, since the largest pre-activations win. Logits that
-are raised and lowered are in table `units`.
+`chance_cosine`); of tokens only those that make v positive are kept, since the largest pre-activations win, but both
+signs for heads that keep theirs (`signed-topk`). Logits that are raised and lowered are in table `units`.
 """
 
 from collections.abc import Callable
@@ -27,7 +27,6 @@ from torch import Tensor
 from clearhead.analysis.neighbours import DirectPath, Neighbour, Neighbourhood, Place, names_of
 from clearhead.analysis.relations import Related
 from clearhead.dictionaries.lorsa import Lorsa
-from clearhead.errors import ClearheadError
 from clearhead.model.access import Model
 from clearhead.model.weights import attention_norm
 from clearhead.spectral.nearest import chance_cosine
@@ -49,7 +48,9 @@ class Largest(NamedTuple):
 def largest_products(
     rows: Float[Tensor, "n d"], others: Float[Tensor, "m d"], *, positive: bool = False, top: int = TOP
 ) -> Largest:
-    """Per row the `top` others of the largest |product| (or product) whose cosine beats chance."""
+    """Per row the `top` others of the largest |product| (or product) whose cosine beats chance; none of no others."""
+    if not len(others):
+        return Largest(np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros(0))
     lengths = others.norm(dim=-1).to(rows)
     chance = chance_cosine(len(others), rows.shape[1])
     parts: list[tuple[NDArray[np.int64], ...]] = []
@@ -72,14 +73,11 @@ def largest_products(
 def normed_embeddings(model: Model, layer: int) -> Float[Tensor, "v d"]:
     """Every token's embedding as attention `layer` would see it alone: normed, without gain and bias, mean taken off.
 
-    Raises `ClearheadError` where embeddings have another width than the residual stream.
+    No rows for a model that projects its embeddings before they enter the stream.
     """
     rows = model.places.embedding.get_parameter("weight").detach().float()
     if rows.shape[1] != model.d_model:
-        raise ClearheadError(
-            f"the embeddings of {model.name} have width {rows.shape[1]} and are projected to {model.d_model}; "
-            "they cannot be compared with its residual stream"
-        )
+        return rows.new_zeros(0, model.d_model)
     norm = attention_norm(model, layer)
     rows = rows if norm is None else norm.normalise(rows)
     return rows - rows.mean(0)
@@ -87,13 +85,13 @@ def normed_embeddings(model: Model, layer: int) -> Float[Tensor, "v d"]:
 
 @torch.no_grad()
 def read_embeddings(lorsa: Lorsa, model: Model, layer: int, strings: Callable[[np.ndarray], pa.Array]) -> Related:
-    """Relation `reads` for tokens; raises as `normed_embeddings`."""
+    """Relation `reads` for tokens."""
     norm = attention_norm(model, layer)
     read = lorsa.W_V.detach().float()
-    if norm is not None and norm.gain is not None:
-        read = read * norm.gain.detach().float()
-    # the mean is already off the rows where the norm centres
-    found = largest_products(read, normed_embeddings(model, layer).to(read.device), positive=True)
+    if norm is not None:
+        read = norm.centre(read if norm.gain is None else read * norm.gain.detach().float())
+    positive = lorsa.config.activation != "signed-topk"
+    found = largest_products(read, normed_embeddings(model, layer).to(read.device), positive=positive)
     names = np.array([f"embedding.{token}" for token in found.other.tolist()], dtype=np.str_)
     return Related("reads", found.row, names, strings(found.other), found.value)
 
