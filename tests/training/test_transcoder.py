@@ -139,3 +139,23 @@ def test_the_other_settings_of_a_run_are_refused(runs):
     train_transcoder(runs["transcoder"])
     with pytest.raises(ClearheadError, match="skip: False -> True"):
         train_transcoder(dataclasses.replace(runs["transcoder"], skip=True))
+
+
+def test_an_sae_trains_from_a_store_of_attention_as_from_its_own_site(runs, tiny, books, tmp_path):
+    blocks = token_blocks(tiny, str(books), split="train", n_tokens=768, context=32)
+    store = write_store(tmp_path / "store", LiveActivations(tiny, blocks, 0)).path
+    live = dataclasses.replace(runs["sae"], site="attn_out", out=tmp_path / "live")
+    train_sae(live)
+    train_sae(dataclasses.replace(live, store=store, out=tmp_path / "stored"))
+    weights = [(tmp_path / name / "sae" / "model.safetensors").read_bytes() for name in ("live", "stored")]
+    assert weights[0] == weights[1]
+    with pytest.raises(ClearheadError, match="holds sites"):
+        train_sae(dataclasses.replace(live, site="mlp_out", store=store, out=tmp_path / "other"))
+
+
+def test_a_transcoder_of_attention_names_its_sites(runs, tmp_path):
+    config = dataclasses.replace(runs["transcoder"], site="attention", out=None)
+    assert config.directory().name.endswith("-1-attention-transcoder-f64-k4")
+    train_transcoder(dataclasses.replace(config, out=tmp_path / "run"))
+    provenance = load_dictionary_of(tmp_path / "run").provenance
+    assert (provenance["input_site"], provenance["output_site"]) == ("attn_in.1", "attn_out.1")

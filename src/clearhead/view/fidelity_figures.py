@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import plotly.graph_objects as go
 
+from clearhead.view.fidelity_words import LABELS
 from clearhead.view.figures import AMBER, BLUE, GREY, RED, TEAL, styled
 from clearhead.view.visible import visible
 
@@ -27,8 +28,10 @@ class LayerPoint(NamedTuple):
 
 
 def by_layer(series: Mapping[str, tuple[str, Sequence[LayerPoint]]], height: int = 330) -> go.Figure:
-    """FVU by layer; `series` gives for each kind its label and points."""
+    """FVU by layer; `series` gives for each kind its label and points. One layer alone is drawn as bars."""
     figure = go.Figure()
+    if all(len(points) == 1 for _, points in series.values()):
+        return _one_layer(figure, series)
     for kind, (label, points) in series.items():
         figure.add_scatter(
             x=[point.layer for point in points],
@@ -50,27 +53,49 @@ def by_layer(series: Mapping[str, tuple[str, Sequence[LayerPoint]]], height: int
     return figure
 
 
+def _one_layer(figure: go.Figure, series: Mapping[str, tuple[str, Sequence[LayerPoint]]]) -> go.Figure:
+    for kind, (label, (point,)) in series.items():
+        figure.add_bar(
+            y=[label if point.equal else f"{label} *"],
+            x=[point.fvu],
+            text=[f"{point.fvu:.3f}"],
+            orientation="h",
+            marker={"color": COLOURS[kind]},
+            customdata=[visible(point.run)],
+            hovertemplate="%{customdata}<br>FVU %{x:.4f}<extra></extra>",
+        )
+    figure = styled(figure, x="FVU", height=max(180, 70 + 40 * len(series)))
+    figure.update_yaxes(autorange="reversed", showgrid=False, nticks=0)
+    figure.update_xaxes(showgrid=True, nticks=6)
+    return figure
+
+
 def scaling(entries: Sequence[Mapping[str, Any]], over: str, held: str) -> go.Figure:
     """FVU against `over` on a logarithm: a colour for each kind, a symbol for each value held; fits where there are."""
     figure = go.Figure()
-    values = sorted({entry[held] for entry in entries})
+    values = sorted({_size(held, entry) for entry in entries})
+    named: set[str] = set()
     for entry in entries:
-        place = values.index(entry[held])
+        place = values.index(_size(held, entry))
         kind = "reference" if entry["init"] == "reference" else entry["kind"]
         colour, dash = COLOURS[kind], DASHES[place % len(DASHES)]
-        init = f" {entry['init']}" if entry["init"] not in (None, "data") else ""
-        name = f"{entry['kind']}{init} {entry['layer']}, {held_words(held, entry[held])}"
+        held_said = held_words(held, entry[held])
         x, y = zip(*entry["points"], strict=True)
         fit = entry["fit"]
         figure.add_scatter(
             x=list(x),
             y=list(y),
-            name=name,
+            name=LABELS[kind],
+            legendgroup=kind,
+            showlegend=kind not in named,
             mode="markers" if fit else "lines+markers",
             line={"color": colour, "width": 1, "dash": "dot"},
-            marker={"size": 9, "color": colour, "symbol": SYMBOLS[place % len(SYMBOLS)]},
-            hovertemplate=f"{name}<br>{over} %{{x:,}}<br>FVU %{{y:.4f}}<extra></extra>",
+            marker={"size": 8, "color": colour, "symbol": SYMBOLS[place % len(SYMBOLS)]},
+            cliponaxis=False,
+            hovertemplate=f"{LABELS[kind]}, layer {entry['layer']}, {held_said}<br>{over} %{{x:,}}<br>FVU %{{y:.4f}}"
+            "<extra></extra>",
         )
+        named.add(kind)
         if fit is not None:
             sizes = np.geomspace(fit["low"], fit["high"], 40)
             figure.add_scatter(
@@ -81,12 +106,22 @@ def scaling(entries: Sequence[Mapping[str, Any]], over: str, held: str) -> go.Fi
                 hoverinfo="skip",
                 showlegend=False,
             )
+    for place in range(len(values)):  # what the symbols mean
+        held_by = next(entry for entry in entries if _size(held, entry) == values[place])
+        figure.add_scatter(
+            x=[None],
+            y=[None],
+            mode="markers",
+            name=held_words(held, held_by[held]),
+            marker={"size": 9, "color": GREY, "symbol": SYMBOLS[place % len(SYMBOLS)]},
+        )
     label = "parameters" if over == "parameters" else "active units per token (K)"
     figure = styled(figure, x=label, y="FVU", height=380, legend=True)
+    figure.update_xaxes(range=_room([x for entry in entries for x, _ in entry["points"]]))
     ticks = sorted({x for entry in entries for x, _ in entry["points"]})
     ticks = [tick for place, tick in enumerate(ticks) if place == 0 or tick > 1.15 * ticks[place - 1]]
     figure.update_xaxes(type="log", tickvals=ticks, ticktext=[amount(tick) for tick in ticks], nticks=0, tickangle=0)
-    figure.update_yaxes(rangemode="tozero")
+    figure.update_yaxes(range=[0, 1.12 * max(y for entry in entries for _, y in entry["points"])])
     return figure
 
 
@@ -162,6 +197,11 @@ def class_shares(rows: Sequence[Mapping[str, Any]], kind: str) -> go.Figure:
     return figure
 
 
+def _size(held: str, entry: Mapping[str, Any]) -> float:
+    """The value held, sizes that differ by less than a twentieth as one."""
+    return float(entry[held]) if held == "k" else round(float(np.log(entry[held])) * 10) / 10
+
+
 def held_words(held: str, value: float) -> str:
     """What a series holds, in words."""
     return f"K {value:g}" if held == "k" else f"{amount(value)} parameters"
@@ -173,6 +213,13 @@ def amount(value: float) -> str:
         if value >= size:
             return f"{value / size:.3g}{letter}"
     return f"{value:g}"
+
+
+def _room(values: Sequence[float]) -> list[float]:
+    """A range of a logarithmic axis with room for words at its ends."""
+    low, high = np.log10(min(values)), np.log10(max(values))
+    room = 0.12 * (high - low) or 0.2
+    return [float(low - room), float(high + room)]
 
 
 def _whole(layers: set[int]) -> dict[str, Any]:

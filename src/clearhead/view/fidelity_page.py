@@ -20,6 +20,8 @@ from clearhead.view.summary import plotly_json
 from clearhead.view.visible import visible
 
 Numbers = Mapping[str, Any]
+FITTED = 3
+"""Different sizes from which a series is listed among the fits; fewer are in the charts alone."""
 COLUMNS = ("kind", "layer", "units", "parameters", "k", "init", "seed", "trained_tokens")
 MEASURED = ("fvu", "explained_variance", "l0", "dead_share")
 OVERLAP = {
@@ -47,7 +49,7 @@ def write_fidelity_page(out: Path, report: Numbers) -> Path:
             "charts": [_chart(*built) for built in _summary_charts(report, rows)],
             "layers": [_layer(layer, rows) for layer in layers],
             "across": [[LABELS[name], *_across(found)] for name, found in report["across"].items() if found],
-            "fits": [_fit(entry) for entry in report["fits"]],
+            "fits": [_fit(entry) for entry in report["fits"] if len({x for x, _ in entry["points"]}) >= FITTED],
             "left_out": [[visible(path), visible(reason)] for path, reason in report["left_out"]],
         },
         parts={"runs": [pack(_details(row, layers)) for row in report["runs"]]},

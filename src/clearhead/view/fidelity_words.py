@@ -80,9 +80,13 @@ def sentences(report: Numbers, rows: Mapping[str, Numbers]) -> list[str]:
             f"{own:.0%} of the Lorsa's squared error lies in the span of what the original heads wrote at the token "
             f"({other:.0%} in that of another token); the rest is invented."
         )
-    fitted = sum(entry["fit"] is not None for entry in report["fits"])
-    if report["fits"]:
-        said.append(f"{fitted} of {len(report['fits'])} series of sizes carry a fit.")
+    for entry in report["fits"]:
+        if entry["fit"] is not None and entry["over"] == "parameters":
+            fit = entry["fit"]
+            known = f"rms {fit['rms']:.4f}" if fit["degrees"] > 0 else "through as many points as it has parameters"
+            series = f"{LABELS[entry['kind']]} of layer {entry['layer']}, K {entry['k']}"
+            law = f"FVU = {fit['a']:.3g} N^−{fit['b']:.2f} + {fit['c']:.3f}"
+            said.append(f"{series}: {law} from {fit['low']:,.0f} to {fit['high']:,.0f} parameters ({known}).")
     return said or [f"{len(rows)} runs, none of them a Lorsa with another dictionary beside it."]
 
 
