@@ -6,8 +6,8 @@
     key      the tokens, features and distances it looks at               looking.py, score_parts.py
     modes    the singular modes of its host head that its QK uses         host_modes.py
 
-A relation of one unit may hold several kinds of `other`, whose values cannot be compared; they come one kind after the
-other, each from the largest size down, and `rank` counts through them.
+A relation of one unit may hold several kinds of `other`, whose values cannot be compared: the largest of each kind come
+first, then the second of each, and so on; `rank` counts through them.
 """
 
 from collections.abc import Iterable, Sequence
@@ -37,7 +37,8 @@ class Related(NamedTuple):
 def relation_rows(names: Sequence[str], found: Iterable[Related]) -> dict[str, Any]:
     """Columns of table `relations`; `names` are the ids of all units, by index.
 
-    Ordered by relation as they come first, by unit, by kind as given, by size; ties by the order they came in.
+    Ordered by relation as they come first, by unit, by place within the kind, by kind as given; ties in size by the
+    order they came in.
     """
     parts = [part for part in found if len(part.unit)]
     relations = list(dict.fromkeys(part.relation for part in parts))
@@ -57,15 +58,23 @@ def relation_rows(names: Sequence[str], found: Iterable[Related]) -> dict[str, A
         return {name: [] for name in ("unit_id", "relation", "rank", "other", "label", "value", "share")}
     unit, value, order, share = (np.concatenate(columns[name]) for name in ("unit", "value", "order", "share"))
     which, place = np.concatenate(relation), np.concatenate(kinds)
-    sequence = np.lexsort((-order, place, unit, which))  # stable: ties stay as they came
-    run = which[sequence].astype(np.int64) * len(names) + unit[sequence]
+    by_kind = np.lexsort((-order, place, unit, which))  # stable: ties stay as they came
+    within = _ranks(which[by_kind], unit[by_kind], place[by_kind])
+    sequence = by_kind[np.lexsort((place[by_kind], within, unit[by_kind], which[by_kind]))]
     taken = pa.array(sequence)
     return {
         "unit_id": pa.array(names, pa.string()).take(pa.array(unit[sequence])),
         "relation": pa.array(relations, pa.string()).take(pa.array(which[sequence])),
-        "rank": np.arange(len(run)) - np.searchsorted(run, run),
+        "rank": _ranks(which[sequence], unit[sequence]),
         "other": pa.concat_arrays(columns["other"]).take(taken),
         "label": pa.concat_arrays(columns["label"]).take(taken),
         "value": value[sequence],
         "share": pa.array(share[sequence], pa.float64(), mask=np.isnan(share[sequence])),
     }
+
+
+def _ranks(*keys: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Place of each row within its run of equal keys."""
+    starts = np.r_[True, np.any([key[1:] != key[:-1] for key in keys], axis=0)]
+    first = np.flatnonzero(starts)
+    return np.arange(len(starts)) - first[np.cumsum(starts) - 1]

@@ -192,7 +192,7 @@ TABLES: dict[str, tuple[Column, ...]] = {
             _text,
             "`reads` or `writes` (its value path), `query` or `key` (what makes it look), `modes` (of its host heads)",
         ),
-        Column("rank", _int, "place within the relation, 0 for the largest"),
+        Column("rank", _int, "place within the relation; kinds of `other` take turns, largest first"),
         Column("other", _text, "what it relates to: `embedding.11`, `logit.11`, `feature.12.7`, `mode.12.3.0`, ..."),
         Column("label", _text, "that in words: the token's text, the feature's label, or empty"),
         Column("value", _double, "strength; docs/concepts/lorsa.md says of what, for each relation"),
