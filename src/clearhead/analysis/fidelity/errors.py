@@ -77,8 +77,8 @@ class LayerErrors:
         if compared is not None:
             self.tracked = [compared.main] if compared.partner is None else [compared.main, compared.partner]
             self.heads = HeadShares(len(model.weights(candidates[0].layer).W_O), model.d_model, len(self.tracked))
-            self.from_input = LinearShare(model.d_model, model.d_model)
-            self.from_partner = LinearShare(model.d_model, model.d_model)
+            self.linear = {name: LinearShare(model.d_model, model.d_model) for name in ("input", "partner")}
+            self.r_squared: dict[str, float | None] = {}
 
     def add(
         self,
@@ -118,12 +118,18 @@ class LayerErrors:
         for place in range(len(y)):
             fold, chosen = fold_of(self.done + place, self.n_blocks), counts[place]
             error = errors[main, place, chosen]
-            self.from_input.add(fold, x[place, chosen], error)
+            self.linear["input"].add(fold, x[place, chosen], error)
             if partner is not None:
-                self.from_partner.add(fold, errors[partner, place, chosen], error)
+                self.linear["partner"].add(fold, errors[partner, place, chosen], error)
 
     def _keep(self, name: str, values: Tensor) -> None:
         self.kept.setdefault(name, []).append(values.cpu())
+
+    def close(self) -> None:
+        """After the last batch: solve for the linear maps and let go of their moments, which are large."""
+        if self.compared is not None:
+            self.r_squared = {name: share.r_squared() for name, share in self.linear.items()}
+            self.linear = {}
 
     def metrics(self) -> list[Metrics]:
         """FVU and its companions of every candidate, as `clearhead evaluate` gives them."""
@@ -173,8 +179,8 @@ class LayerErrors:
                 for place in self.tracked
             },
             "overlap": overlap,
-            "r2_from_input": self.from_input.r_squared(),
-            "r2_from_partner": None if partner is None else self.from_partner.r_squared(),
+            "r2_from_input": self.r_squared["input"],
+            "r2_from_partner": self.r_squared["partner"],
             "heads": {
                 "output_share": heads["output_share"],
                 **{self.candidates[place].name: own for place, own in zip(self.tracked, heads["errors"], strict=True)},
@@ -202,11 +208,12 @@ def measure_errors(
     by_layer: dict[int, list[Candidate]] = {}
     for candidate in sorted(candidates, key=lambda c: c.layer):
         by_layer.setdefault(candidate.layer, []).append(candidate)
-    found = {layer: LayerErrors(own, model, blocks, compared.get(layer), seed) for layer, own in by_layer.items()}
+    found: dict[int, LayerErrors] = {}
     layers = list(by_layer)
     with progress("fidelity", blocks.tokens.numel() * len(layers)) as advance:
         for start in range(0, len(layers), LAYERS_AT_ONCE):
             some = layers[start : start + LAYERS_AT_ONCE]
+            found |= {layer: LayerErrors(by_layer[layer], model, blocks, compared.get(layer), seed) for layer in some}
             sites = [f"{site}.{layer}" for layer in some for site in ATTENTION]
             sites += [f"head_out.{layer}" for layer in some if layer in compared]
             for chosen in torch.arange(len(blocks)).split(batch_blocks):
@@ -218,4 +225,6 @@ def measure_errors(
                     heads = run[f"head_out.{layer}"].float() if layer in compared else None
                     found[layer].add(tokens, x, y, heads)
                     advance(tokens.numel())
+            for layer in some:
+                found[layer].close()
     return found

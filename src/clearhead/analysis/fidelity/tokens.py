@@ -9,6 +9,7 @@ occurrences.
 """
 
 from collections.abc import Callable, Sequence
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -79,8 +80,7 @@ def describe_tokens(
     special: frozenset[int],
 ) -> dict[str, Any]:
     """All tables of the module for one dictionary; `texts` are the vocabulary's, `special` its control tokens."""
-    classes = sorted({class_of(text, special=False) for text in texts} | {"control token"})
-    class_by_id = np.array([classes.index(class_of(text, special=at in special)) for at, text in enumerate(texts)])
+    classes, class_by_id = _classified(tuple(texts), special)
     every = table(tokens, lambda at: texts[at], square_e, square_y, MIN_CASES)
     return {
         "positions": by_position(position, square_e, square_y),
@@ -89,6 +89,15 @@ def describe_tokens(
         "worst": sorted(every, key=lambda row: -row["relative_error"])[:WORST],
         "heaviest": sorted(every, key=lambda row: -row["share_of_error"])[:WORST],
     }
+
+
+@cache
+def _classified(texts: tuple[str, ...], special: frozenset[int]) -> tuple[list[str], NDArray[np.int64]]:
+    """The classes of a vocabulary, and the place of each token's; the same for all layers of a report."""
+    found = [class_of(text, special=at in special) for at, text in enumerate(texts)]
+    classes = sorted(set(found))
+    places = {name: place for place, name in enumerate(classes)}
+    return classes, np.array([places[name] for name in found])
 
 
 def place_in_blocks(context: int, blocks: int) -> Int[Tensor, "b t"]:
