@@ -10,12 +10,14 @@ from pathlib import Path
 from typing import Any
 
 from clearhead.analysis.analyze import analyze
+from clearhead.analysis.analyze_features import analyze_features
 from clearhead.commands.layers import runs_in
-from clearhead.commands.opened import open_run, plan_of
+from clearhead.commands.opened import kind_of, open_dictionary, open_run, plan_of, training_of
 from clearhead.commands.table import say
 from clearhead.commands.training_time import free_memory
 from clearhead.config import Analyze
 from clearhead.dictionaries.load import Dictionary, load_dictionary_of
+from clearhead.dictionaries.transcoder import Transcoder
 from clearhead.errors import ClearheadError, CorruptFileError
 from clearhead.runs import read_json
 
@@ -75,6 +77,9 @@ def _write(config: Analyze, dictionaries: Mapping[str, Dictionary], *, strict: b
     if folder.exists() and not folder.is_dir():  # asked before the work, not after it
         raise ClearheadError(f"{folder} is a file; give a directory for the atlas with --out")
     evaluation = _evaluation(config.run / "evaluation.json")
+    if kind_of(training_of(config.run)) in ("sae", "transcoder"):
+        _write_features(config, folder)
+        return folder
     opened = open_run(config)
     device = opened.model.device
     analyze(
@@ -95,6 +100,25 @@ def _write(config: Analyze, dictionaries: Mapping[str, Dictionary], *, strict: b
         keep_bytes=int(free_memory() * KEPT_SHARE),
     )
     return folder
+
+
+def _write_features(config: Analyze, folder: Path) -> None:
+    """The atlas of an SAE or transcoder: units and examples only."""
+    if config.dictionaries or config.explain_heads:
+        raise ClearheadError(f"{config.run} is no Lorsa; leave out --dictionaries and --explain-heads")
+    opened = open_dictionary(config)
+    assert isinstance(opened.module, Transcoder)  # `kind_of`
+    analyze_features(
+        opened.module,
+        opened.model,
+        opened.blocks,
+        folder,
+        top=config.top,
+        quantiles=config.quantiles,
+        negatives=config.negatives,
+        batch_blocks=config.batch_blocks,
+        seed=config.seed,
+    )
 
 
 def _evaluation(path: Path) -> dict[str, Any] | None:

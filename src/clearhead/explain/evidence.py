@@ -82,8 +82,8 @@ class Evidence(NamedTuple):
     """What no two sides share: `document` or `block`."""
 
 
-def read_evidence(atlas: Atlas, unit_ids: Sequence[str]) -> Iterator[Evidence | None]:
-    """The evidence on each unit in turn; None for one with fewer than `LEAST` active examples, or all in one block."""
+def read_evidence(atlas: Atlas, unit_ids: Sequence[str]) -> Iterator[Evidence]:
+    """The evidence on each unit in turn, but for those with fewer than `LEAST` active examples, or all in one block."""
     for low in range(0, len(unit_ids), UNITS_AT_ONCE):
         wanted = list(unit_ids[low : low + UNITS_AT_ONCE])
         rows = atlas.sql(
@@ -95,7 +95,9 @@ def read_evidence(atlas: Atlas, unit_ids: Sequence[str]) -> Iterator[Evidence | 
         for row in rows:
             found[row["unit_id"]].append(row)
         for unit_id in wanted:
-            yield divide(unit_id, found[unit_id])
+            evidence = divide(unit_id, found[unit_id])
+            if evidence is not None:
+                yield evidence
 
 
 def explainable(atlas: Atlas, kind: str | None = None) -> list[str]:
@@ -114,7 +116,7 @@ def explainable(atlas: Atlas, kind: str | None = None) -> list[str]:
 
 
 def divide(unit_id: str, rows: Sequence[dict[str, Any]]) -> Evidence | None:
-    """The evidence in rows of table `examples` joined with `keys`, `weights` and `rest` of `patterns`."""
+    """The evidence in rows of table `examples` joined with those of `patterns`; None if they are too few."""
     active = [_example(row) for row in rows if row["category"] != "negative"]
     negative = [_example(row) for row in rows if row["category"] == "negative"]
     if len(active) < LEAST:

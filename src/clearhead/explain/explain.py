@@ -80,9 +80,8 @@ def explain_units(
             done[result.unit_id] = result
             advance(1)
 
-        given = (evidence for evidence in read_evidence(atlas, unit_ids) if evidence is not None)
         try:
-            _spread(one, given, take, parallel)
+            _spread(one, read_evidence(atlas, unit_ids), take, parallel)
         except Stopped as stop:
             reason = str(stop)
     return [done[unit_id] for unit_id in unit_ids if unit_id in done], reason
