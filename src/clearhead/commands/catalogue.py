@@ -108,13 +108,16 @@ def show_calibration(calibration: Calibration) -> None:
     """Print precision, recall and what is found by chance for each detector, and which units each one finds."""
     rows = {}
     for behaviour in calibration.behaviours:
+        if not calibration.tested(behaviour):
+            rows[behaviour.name] = f"not tested: no planted unit has {behaviour.min_cases} cases with this tokenizer"
+            continue
         precision, recall, chance = calibration.rates(behaviour)
         chosen = calibration.choose_threshold(behaviour)
         rows[behaviour.name] = (
             f"threshold {behaviour.threshold:.2f} (these units: {'none' if chosen is None else f'{chosen:.2f}'})  "
             f"precision {precision:.3f}  recall {recall:.3f}  on shuffled text {chance:.2%}"
         )
-    show(rows, f"{len(calibration.units)} planted units")
+    show(rows, f"{len(calibration.units)} planted units, tokens of {TOKENIZER}")
     kinds, table, counts = calibration.confusion()
     say("units found, by what they were planted as (rows) and detector (columns)")
     short = [behaviour.name[:9] for behaviour in calibration.behaviours]

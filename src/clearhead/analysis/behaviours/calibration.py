@@ -55,6 +55,11 @@ class Calibration:
             float(chance.mean()),
         )
 
+    def tested(self, behaviour: Behaviour) -> int:
+        """Units planted with the behaviour that have cases enough to be found."""
+        has = np.array([unit.shows == behaviour.name for unit in self.units])
+        return int((has & (self.scores[behaviour.name].cases >= behaviour.min_cases)).sum())
+
     def choose_threshold(self, behaviour: Behaviour) -> float | None:
         """As the module's docstring says; None where no threshold meets the requirements."""
         rates = [self.rates(behaviour, float(threshold)) for threshold in GRID]
