@@ -49,7 +49,7 @@ def test_shares_and_lifts_are_those_of_a_count(contexts, tokens):
     assert offsets.share[mine].sum() == pytest.approx(1)
     assert offsets.share[0] == 5 / 8
     keys = count_tokens(looks, "key")
-    assert (keys.unit[0], keys.what[0], keys.count[0], keys.share[0]) == (0, 9, 5, 5 / 6)
+    assert (keys.unit[0], keys.what[0], keys.cases[0], keys.share[0]) == (0, 9, 5, 5 / 6)
     related = relate_looks(looks, tokens, 400, pa.array([f"t{i}" for i in range(400)]).take)
     query, key, distance = related
     rate = base_rates(tokens, 400)

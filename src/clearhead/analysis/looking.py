@@ -60,8 +60,12 @@ class Counted(NamedTuple):
 
     unit: NDArray[np.int64]
     what: NDArray[np.int64]
-    count: NDArray[np.int64]
+    cases: NDArray[np.int64]
     share: NDArray[np.float64]
+
+    def where(self, kept: NDArray[np.bool_]) -> "Counted":
+        """The findings at which the mask is true."""
+        return Counted(self.unit[kept], self.what[kept], self.cases[kept], self.share[kept])
 
 
 def strongest_looks(contexts: Contexts, tokens: Int[np.ndarray, "blocks t"]) -> Looks:
@@ -111,8 +115,8 @@ def beyond_chance(counted: Counted, rates: NDArray[np.float64], looks: Looks) ->
     """Which tokens occur in two examples at least and more often than random draws from the text would bring them."""
     examples = np.bincount(looks.unit, minlength=int(counted.unit.max(initial=0)) + 1)[counted.unit]
     rate = rates[counted.what]
-    tail = scipy.stats.binom.sf(counted.count - 1, examples, np.minimum(rate, 1))
-    return (counted.count >= 2) & (counted.share > rate) & (tail < CHANCE)
+    tail = scipy.stats.binom.sf(counted.cases - 1, examples, np.minimum(rate, 1))
+    return (counted.cases >= 2) & (counted.share > rate) & (tail < CHANCE)
 
 
 def relate_looks(
@@ -159,6 +163,6 @@ def _ordered(
 
 def _first(counted: Counted, kept: NDArray[np.bool_], size: int) -> Counted:
     """The first `size` of each unit among those kept."""
-    counted = Counted(*(part[kept] for part in counted))
+    counted = counted.where(kept)
     rank = np.arange(len(counted.unit)) - np.searchsorted(counted.unit, counted.unit)
-    return Counted(*(part[rank < size] for part in counted))
+    return counted.where(rank < size)
