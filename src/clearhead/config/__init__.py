@@ -20,6 +20,7 @@ from clearhead.config.dictionaries import (
 from clearhead.config.explain import Explain
 from clearhead.config.fidelity import Fidelity, SweptKind, TrainSweep
 from clearhead.config.frontier import Frontier
+from clearhead.config.global_graph import CircuitGlobal
 from clearhead.config.graph import GraphDiff, GraphExport, GraphFormat, GraphMerge
 from clearhead.config.lorsa import (
     Activation,
@@ -76,6 +77,7 @@ VERBS: dict[str, type[Verb]] = {
         Steer,
         Replace,
         CircuitCurve,
+        CircuitGlobal,
         GraphDiff,
         GraphMerge,
         GraphExport,
@@ -102,6 +104,7 @@ __all__ = [
     "BenchZPattern",
     "Catalogue",
     "CircuitCurve",
+    "CircuitGlobal",
     "Demo",
     "DescribeTask",
     "Dtype",

@@ -1,0 +1,86 @@
+"""`clearhead circuit global`: the circuit of a model whose layers dictionaries replace, as a graph that view draws.
+
+Writes `graph/` (circuits/global_graph.py) and `summary.json` with what replacing costs on the same tokens, which says
+how far the circuit is that of the model.
+"""
+
+from typing import Any
+
+import torch
+from jaxtyping import Int64
+from torch import Tensor
+
+from clearhead.circuits.dictionaries_in_place import Dictionaries
+from clearhead.circuits.global_graph import trace_global
+from clearhead.circuits.replacement import measure_replacement
+from clearhead.commands.structure import without_weights
+from clearhead.commands.table import say, show
+from clearhead.config import CircuitGlobal
+from clearhead.configfile import refuse_other_run
+from clearhead.data.text import token_blocks
+from clearhead.dictionaries.load import load_dictionary_of
+from clearhead.model.access import Model
+from clearhead.runs import RunDirectory
+from clearhead.training.repeats import repeated_sequences
+from clearhead.units.bundle import save_graph
+
+SHOWN = 12
+
+
+def plan(config: CircuitGlobal) -> dict[str, Any]:
+    """What will be drawn, without loading weights."""
+    model = without_weights(config.model)
+    return {
+        "model": config.model,
+        "layers": model.n_layers,
+        "dictionaries": list(config.dictionaries),
+        "text": _text(config),
+        "blocks": -(-config.tokens // config.context),
+        "edges": config.edges,
+        "directory": config.directory(),
+    }
+
+
+def run(config: CircuitGlobal) -> None:
+    """Draw, write the run directory, print the edges that matter most."""
+    refuse_other_run(config.directory(), config)
+    model = Model.load(config.model, dtype=config.dtype, device=config.device)
+    dictionaries = Dictionaries(model, map(load_dictionary_of, config.dictionaries))
+    tokens = _tokens(config, model)
+    with RunDirectory(config.directory()) as directory:
+        directory.write_config(config.to_dict())
+        graph = trace_global(model, dictionaries, tokens, edges=config.edges, text=_text(config))
+        save_graph(graph, directory.path / "graph")
+        cost = measure_replacement(model, dictionaries, tokens)
+        summary = {
+            "model": model.name,
+            "model_note": model.note,
+            "dictionaries": dictionaries.describe(),
+            "text": _text(config),
+            "units": len(graph.units),
+            "edges": len(graph),
+            **{name: value for name, value in cost.to_dict().items() if name not in ("curve", "places")},
+        }
+        directory.write_summary(summary)
+    words = {name.replace("_", " "): value for name, value in summary.items() if not name.startswith("model")}
+    show(words, "circuit of the replaced model:")
+    for edge in range(min(SHOWN, len(graph))):
+        ends = [graph.units[place] for place in (graph.source[edge], graph.target[edge])]
+        named = [f"{unit} {graph.labels[unit.id]!r}" if unit.id in graph.labels else unit.id for unit in ends]
+        say(f"  {' → '.join(named)}  {graph.weight[edge]:+.3g}")
+    say(f"graph: {directory.path}; next: clearhead view {directory.path}")
+
+
+def _text(config: CircuitGlobal) -> str:
+    return "random tokens that come twice" if config.repeats else f"{config.text} ({config.split})"
+
+
+def _tokens(config: CircuitGlobal, model: Model) -> Int64[Tensor, "b t"]:
+    """Blocks of the text, or of random tokens of which the second half repeats the first."""
+    if config.repeats:
+        count = torch.arange(-(-config.tokens // config.context))
+        alphabet = torch.arange(model.d_vocab)
+        return repeated_sequences(config.seed, count, config.context, alphabet, config.context // 2)
+    return token_blocks(
+        model, config.text, split=config.split, n_tokens=config.tokens, context=config.context, at_most=True
+    ).tokens
