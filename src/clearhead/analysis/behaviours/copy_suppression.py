@@ -25,7 +25,7 @@ from clearhead.analysis.behaviours.reading import Reading
 from clearhead.analysis.behaviours.shown import ShownActivity, main_source, rows_at, stands_out
 from clearhead.model.access import Model
 
-CASES, THRESHOLD = 10, 0.3
+CASES, THRESHOLD = 10, 0.4
 EXPECTED_IN = (0, NATURAL)
 """Batches of the text whose logits are computed: one of natural text, one of text said again."""
 LIKELIEST = 10

@@ -34,7 +34,7 @@ from clearhead.data import ioi
 from clearhead.model.access import Model
 from clearhead.ops.hash_rng import mix
 
-CASES, THRESHOLD = 8, 0.3
+CASES, THRESHOLD = 8, 0.4
 PROMPTS = 192
 PEOPLE = 24
 """Names that the prompts draw from."""
@@ -55,7 +55,7 @@ PLACES, OBJECTS = ("station", "garden", "office", "school"), ("ticket", "book", 
 NAME_DRAW, TEXT_DRAW = range(2)
 
 
-def _prompts(names: list[str], seed: int) -> list[str]:
+def prompts(names: list[str], seed: int) -> list[str]:
     """Prompts of `ioi` and of ours, in turn; every name of `names` in about as many."""
     texts = []
     for index in range(PROMPTS):
@@ -78,9 +78,7 @@ def _prompts(names: list[str], seed: int) -> list[str]:
 def name_probe(model: Model, seed: int) -> Probe:
     """The prompts in the model's tokens; `name` is the token at positions that hold a name, -1 at the others."""
     known = name_tokens(model)
-    people = list(known) or ioi.NAMES.split()
-    order = np.argsort(mix(seed, NAME_DRAW, np.arange(len(people))))[:PEOPLE]
-    batches = rows_of_equal_length(model, _prompts([people[place] for place in order], seed))
+    batches = rows_of_equal_length(model, prompts(_people(list(known) or ioi.NAMES.split(), seed), seed))
     names = torch.tensor(sorted(known.values()), dtype=torch.int64)
     held = tuple(tokens.masked_fill(~torch.isin(tokens, names), -1) for tokens in batches)
     expected = []
@@ -95,6 +93,10 @@ def name_probe(model: Model, seed: int) -> Probe:
         marks={"name": held, "all names": tuple(names for _ in batches)},
         unembedding=logit_directions(model),
     )
+
+
+def _people(names: list[str], seed: int) -> list[str]:
+    return [names[place] for place in np.argsort(mix(seed, NAME_DRAW, np.arange(len(names))))[:PEOPLE]]
 
 
 def score_name_mover(probe: Probe, readings: list[Reading]) -> Scores:
@@ -124,10 +126,11 @@ def _among_first(effects: Float[Tensor, "m k"], target: Bool[Tensor, "m k"], n: 
 
 
 def plant_name_mover(model: Model, seed: int) -> Habit:
-    """A unit that copies names: all, or (every third unit) a single one of those the prompts of `seed` 0 draw."""
-    names = torch.tensor(sorted(name_tokens(model).values()), dtype=torch.int64)
+    """A unit that copies names: all, or (every third unit) a single one of those that the probe of seed 0 has."""
+    known = name_tokens(model)
+    names, drawn = torch.tensor(sorted(known.values()), dtype=torch.int64), _people(list(known), 0)
     directions, strength = logit_directions(model), LEANS[seed % len(LEANS)]
-    only = (int(names[seed // 7 % len(names)]),) if seed % 3 == 0 and len(names) else None
+    only = (known[drawn[seed // 7 % len(drawn)]],) if seed % 3 == 0 and drawn else None
     return Habit(
         reads=lambda tokens: visible_keys(torch.isin(tokens, names)),
         writes=lambda tokens: lean(directions, tokens, seed, strength),

@@ -14,6 +14,8 @@ units that act for a range of values, a residue or one value are all covered. A 
 same for each explains nothing. That the value is used is not shown here.
 """
 
+from dataclasses import replace
+
 import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int
@@ -27,7 +29,7 @@ from clearhead.data.addition import PLACES
 from clearhead.model.access import Model
 from clearhead.ops.hash_rng import mix
 
-CASES, THRESHOLD = 20, 0.3
+CASES, THRESHOLD = 20, 0.15
 SUMS = 500
 DIGITS = {"a1": 0, "a0": 1, "b1": 3, "b0": 4}
 """Places of the operands' digits."""
@@ -46,6 +48,15 @@ PARTS = {
 SUM_DRAW = 141
 
 
+class Sums(Probe):
+    """Sums as blocks of text."""
+
+    def shuffled(self, seed: int) -> "Sums":
+        """The same text, with the values of the digits dealt anew among the sums."""
+        dealt = [values[np.argsort(mix(seed, SUM_DRAW, np.arange(len(values))))] for values in self.marks["values"]]
+        return replace(self, name=f"{self.name}, shuffled", marks={"values": tuple(dealt)})
+
+
 def sum_texts(seed: int) -> tuple[list[str], Int[Tensor, "n 9"]]:
     """Sums as text, and each digit's value; -1 at the signs."""
     draws = mix(seed, SUM_DRAW, np.arange(SUMS)) >> np.uint64(8)
@@ -62,7 +73,7 @@ def operand_probe(model: Model, seed: int) -> Probe:
     tokens = torch.stack(rows) if whole else torch.zeros(SUMS, len(PLACES), dtype=torch.int64)
     keys = torch.zeros(len(PLACES), len(PLACES), dtype=torch.bool)
     keys[EQUALS_PLACE:, list(DIGITS.values())] = whole
-    return Probe(
+    return Sums(
         name="sums",
         batches=(tokens,),
         expected=(keys.expand(len(tokens), -1, -1),),

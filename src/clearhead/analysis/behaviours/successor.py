@@ -32,7 +32,7 @@ from clearhead.ops.hash_rng import mix
 
 RAISED = 2.0
 """Standard deviations over the vocabulary by which the successor must stand above the mean."""
-CASES, THRESHOLD = 10, 0.3
+CASES, THRESHOLD = 10, 0.4
 PIECES, SENTENCES = 96, 96
 """Prompts of each kind."""
 SEPARATORS = (", ", "\n", " and ", ", then ", " or ")
@@ -48,7 +48,7 @@ SENTENCES_BY_SEQUENCE = {
 PROMPT_DRAW, PLACE_DRAW = range(2)
 
 
-def _prompts(seed: int) -> list[str]:
+def prompts(seed: int) -> list[str]:
     """Pieces of sequences in order, and sentences with one element."""
     texts = []
     names = list(ORDINALS)
@@ -73,7 +73,7 @@ def successor_probe(model: Model, seed: int) -> Probe:
     """The prompts in the model's tokens; `following` and `sequence` are given for each position, -1 for the others."""
     sequences = ordinal_sequences(model)
     tables = Successors.of_sequences(sequences, model.d_vocab)
-    batches = rows_of_equal_length(model, _prompts(seed))
+    batches = rows_of_equal_length(model, prompts(seed))
     following = tuple(tables.following[tokens] for tokens in batches)
     return Probe(
         name="ordinal sequences",

@@ -29,7 +29,7 @@ from clearhead.errors import ClearheadError
 from clearhead.model.access import Model
 from clearhead.ops.hash_rng import mix
 
-CASES, THRESHOLD = 64, 0.3
+CASES, THRESHOLD = 64, 0.4
 CONTEXT, DOCUMENTS, BATCH = 256, 16, 8
 SPREAD_OVER = 2**18
 """Tokens of text that the documents are looked for in."""
