@@ -15,7 +15,7 @@ from clearhead.analysis.fidelity.errors import measure_errors
 from clearhead.commands.fidelity_runs import Found, load_candidate
 from clearhead.commands.structure import without_weights
 from clearhead.commands.table import duration, say
-from clearhead.commands.train_lorsa import MEASURED_STEPS
+from clearhead.commands.training_time import MEASURED_STEPS
 from clearhead.config import TrainSweep
 from clearhead.data.text import token_blocks
 from clearhead.model.access import Model
@@ -70,7 +70,7 @@ def run(config: TrainSweep) -> None:
                 say(f"{place} of {len(planned)}: {one.name} is finished")
             else:
                 say(f"{place} of {len(planned)}: {one.name}, {one.parameters:,} parameters")
-                train(one)
+                train(one, model)
         rows = measure(config, model, planned)
         directory.write_summary(rows)
     print_table(rows["runs"])

@@ -20,10 +20,11 @@ from clearhead.dictionaries.lorsa import Lorsa
 from clearhead.errors import ClearheadError
 from clearhead.model.access import Model
 from clearhead.training.session import refuse_other_run
-from clearhead.training.train import train_lorsa
-from clearhead.training.train_dictionary import IMMATERIAL
-from clearhead.training.transcoder import train_sae, train_transcoder
+from clearhead.training.train import LORSA
+from clearhead.training.train_dictionary import IMMATERIAL, train_dictionary
+from clearhead.training.transcoder import SAE, TRANSCODER
 
+RECIPES = {"lorsa": LORSA, "sae": SAE, "transcoder": TRANSCODER}
 SHARED = ("model", "text", "context", "dtype", "device", "tokens")
 
 
@@ -92,15 +93,9 @@ def _of_size(
             yield Planned(name, kind, layer, units, parameters, one)
 
 
-def train(planned: Planned) -> dict[str, Any]:
-    """Train one of the grid, or finish it; returns its summary."""
-    config = planned.config
-    if isinstance(config, TrainLorsa):
-        return train_lorsa(config)
-    if isinstance(config, TrainSae):
-        return train_sae(config)
-    assert isinstance(config, TrainTranscoder)
-    return train_transcoder(config)
+def train(planned: Planned, model: Model | None = None) -> dict[str, Any]:
+    """Train one of the grid, or finish it, on the model where it is loaded already; returns its summary."""
+    return train_dictionary(planned.config, RECIPES[planned.kind], model)
 
 
 def store_of(config: TrainSweep, layer: int) -> Path | None:
