@@ -21,6 +21,7 @@ from clearhead.commands.training_time import count, predicted_time
 from clearhead.config import TrainLorsa
 from clearhead.dictionaries.init import lorsa_config
 from clearhead.dictionaries.lorsa import Lorsa
+from clearhead.model.geometry import AttentionGeometry
 from clearhead.training.train import LORSA, train_lorsa
 
 
@@ -57,10 +58,8 @@ def sizes(config: TrainLorsa) -> tuple[dict[str, Any], int]:
     model = without_weights(config.model)
     config = config.resolved(n_layers=model.n_layers, d_model=model.d_model, d_head=model.d_head, n_heads=model.n_heads)
     heads, groups, layer = int(config.heads or 0), int(config.groups or 0), int(config.layer or 0)
-    # the rotation has no parameters, and a model without storage has no frequencies to copy
-    geometry = dataclasses.replace(model.geometry(layer), rope=None)
     shape = lorsa_config(
-        dataclasses.replace(geometry, d_head=config.qk_width or geometry.d_head),
+        _without_frequencies(model.geometry(layer), config.qk_width),
         model.d_model,
         heads=heads,
         groups=groups,
@@ -91,3 +90,12 @@ def sizes(config: TrainLorsa) -> tuple[dict[str, Any], int]:
     }
     rows |= {name: size(bytes_) for name, bytes_ in memory.items()} | {"memory, estimated": size(total)}
     return rows, total
+
+
+def _without_frequencies(geometry: AttentionGeometry, width: int | None) -> AttentionGeometry:
+    """The same shape: the rotation has no parameters, and a model without storage has no frequencies to copy."""
+    width, rope = width or geometry.d_head, geometry.rope
+    if rope is not None:
+        turning = min(rope.rotary_dim, width // 2 * 2)
+        rope = dataclasses.replace(rope, inv_freq=torch.zeros(turning // 2), rotary_dim=turning)
+    return dataclasses.replace(geometry, d_head=width, rope=rope)

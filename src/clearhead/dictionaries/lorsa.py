@@ -172,9 +172,8 @@ class Lorsa(SavedDictionary):
         if config.sinks:
             self.sink = nn.Parameter(torch.zeros(config.n_patterns))
         if config.patterns_per_group > 1:
-            coordinates = torch.tensor(config.coordinates)
-            self.register_buffer("_coordinates", coordinates, persistent=False)
-            self.qk_gate = nn.Parameter(torch.ones(config.n_patterns, int(coordinates.max()) + 1))
+            self.register_buffer("_coordinates", torch.tensor(config.coordinates), persistent=False)
+            self.qk_gate = nn.Parameter(torch.ones(config.n_patterns, max(config.coordinates) + 1))
         if config.activation == "jumprelu":
             self.log_threshold = nn.Parameter(torch.full((n,), -3.0))
         if config.activation == "batchtopk":
