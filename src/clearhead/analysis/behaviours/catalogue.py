@@ -83,14 +83,6 @@ def look_for(
     return results
 
 
-def detect(
-    populations: Iterable[Population], model: Model, seed: int, behaviours: Sequence[Behaviour]
-) -> Iterator[dict[str, list[Any]]]:
-    """Rows of the atlas table `behaviours`, as columns, one part per population and behaviour."""
-    for found in look_for(populations, behaviours, build_probes(behaviours, model, seed), seed=seed):
-        yield rows_of(found, model)
-
-
 def rows_of(found: Found, model: Model) -> dict[str, list[Any]]:
     """Columns of the atlas table: units found, and those at `WRITTEN` of the threshold and above."""
     behaviour, scores = found.behaviour, found.scores
