@@ -6,10 +6,8 @@ import torch
 from clearhead.analysis.neighbours import DirectPath, Neighbourhood
 from clearhead.analysis.reads_writes import largest_products, meet_neighbours, normed_embeddings, read_embeddings
 from clearhead.dictionaries.init import from_attention
-from clearhead.dictionaries.lorsa import Lorsa, LorsaConfig
 from clearhead.dictionaries.sae import Sae
 from clearhead.dictionaries.transcoder import Transcoder, TranscoderConfig
-from clearhead.errors import ClearheadError
 from clearhead.model.access import Model
 from clearhead.model.weights import attention_norm
 from clearhead.spectral.nearest import chance_cosine
@@ -115,28 +113,3 @@ def test_embeddings_are_read_through_the_norm(model, lorsa):
     table = model.places.embedding.weight
     v = torch.stack([norm(table[i]) @ lorsa.W_V[0] for i in range(model.d_vocab)])
     assert found.value[mine].max() == pytest.approx(float(v[11] - v.mean()), rel=1e-3)
-
-
-def test_dictionaries_that_do_not_belong_are_refused_by_name(model):
-    def place(kind, reads, writes, name=None):
-        made = dictionary(model, kind, reads, writes)
-        made.provenance["model"] = name or model.name
-        return made
-
-    def refuse(message, **made):
-        with pytest.raises(ClearheadError, match=message):
-            Neighbourhood(model, LAYER, made)
-
-    below = place(Transcoder, "mlp_in.0", "mlp_out.0")
-    refuse("^one was trained on other, and the heads", one=place(Transcoder, "mlp_in.0", "mlp_out.0", "other"))
-    refuse(f"^one reads mlp_out.1 .* meets no head of attention {LAYER}", one=place(Sae, "mlp_out.1", "mlp_out.1"))
-    refuse("^one, a sae, has the input_site None", one=place(Sae, None, None))
-    refuse("^one, a sae, has the input_site q.0", one=place(Sae, "q.0", "q.0"))
-    refuse("^one and two both stand at mlp_in.0", one=below, two=below)
-    wide = Lorsa(
-        LorsaConfig(d_model=model.d_model + 1, n_heads=2, n_groups=1, d_qk=2, k=1),
-        {"model": model.name, "input_site": "attn_in.0", "output_site": "attn_out.0"},
-    )
-    refuse("^one, a lorsa, reads .* numbers, and", one=wide)
-    lenient = Neighbourhood(model, LAYER, {"a": below, "b": place(Sae, "mlp_out.1", "mlp_out.1")}, strict=False)
-    assert [neighbour.dictionary for neighbour in lenient.neighbours] == [below]

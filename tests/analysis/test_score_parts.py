@@ -70,11 +70,14 @@ def test_rows_name_the_largest_parts(parts, heads, chosen, tokens):
     neighbourhood = Neighbourhood(parts.model, LAYER, {"below": transcoder(parts.model, 0)})
     strings = pa.array([f"t{i}" for i in range(parts.model.d_vocab)]).take
     head = int(chosen.unit[0])
-    query, key = explain_heads(heads, neighbourhood, chosen, tokens, [head], strings)
-    assert (query.relation, key.relation) == ("query", "key")
-    assert set(key.unit.tolist()) == {head}
-    assert np.all(np.diff(np.abs(key.value)) <= 0)
-    assert any(name.startswith("feature.0.") for name in key.other.tolist())
+    found = explain_heads(heads, neighbourhood, chosen, tokens, [head], strings)
+    assert [related.relation for related in found] == ["query", "query", "key", "key"]
+    for related in found:
+        assert set(related.unit.tolist()) == {head}
+        assert np.all(np.diff(np.abs(related.value)) <= 0)
+    _, _, key, rest = found
+    assert {name.split(".")[0] for name in key.other.tolist()} == {"embedding", "feature"}
+    assert {name.split(".")[0] for name in rest.other.tolist()} <= {"bias", "error", "mlp"}
     for name, label in zip(key.other.tolist(), key.label.to_pylist(), strict=True):
         assert label == (f"t{name.split('.')[1]}" if name.startswith("embedding.") else "")
 

@@ -13,7 +13,7 @@ with the fewest tokens before the query are taken: the cost is that of tracing a
 of the score; rows have no `share`, which tells them from the statistics of looking.py.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 import pyarrow as pa
@@ -36,7 +36,9 @@ from clearhead.units import Unit
 EXAMPLES = 3
 """Examples per head."""
 PARTS = 8
-"""Units named per head and side."""
+"""Units named per head and side: so many of those that mean something, so many of the rest."""
+NAMED = ("embedding", "feature", "lorsa")
+"""Kinds of units that mean something by themselves; MLPs, biases and what dictionaries leave are the rest."""
 
 
 def heads_named(asked: str, n_heads: int, count: Int[np.ndarray, " n"]) -> list[int]:
@@ -105,19 +107,26 @@ def explain_heads(
     below = [neighbour.dictionary for neighbour in neighbourhood.writers if not isinstance(neighbour.dictionary, Sae)]
     dictionaries = Dictionaries(model, [lorsa, *below])
     splits = split_scores(Parts(model), dictionaries, layer, chosen, tokens, heads)
-    related = []
-    for side in ("query", "key"):
-        rows = [
-            (head, name, value)
-            for head in heads
-            for name, value in sorted(mean_parts(splits[head], side).items(), key=lambda part: -abs(part[1]))[:PARTS]
-            if value
+    return [
+        _related(side, {head: mean_parts(splits[head], side) for head in heads}, named, strings)
+        for side in ("query", "key")
+        for named in (True, False)
+    ]
+
+
+def _related(
+    side: str, parts: Mapping[int, Mapping[str, float]], named: bool, strings: Callable[[np.ndarray], pa.Array]
+) -> Related:
+    """The largest parts of each head among the units that mean something, or among the others."""
+    rows: list[tuple[int, str, float]] = []
+    for head, values in parts.items():
+        mine = [
+            (head, name, value) for name, value in values.items() if (name.split(".")[0] in NAMED) == named and value
         ]
-        names = np.array([name for _, name, _ in rows], dtype=np.str_)
-        labels = _labels(names.tolist(), strings)
-        unit, value = np.array([row[0] for row in rows], np.int64), np.array([row[2] for row in rows], np.float64)
-        related.append(Related(side, unit, names, labels, value))
-    return related
+        rows += sorted(mine, key=lambda row: (-abs(row[2]), row[1]))[:PARTS]
+    names = np.array([name for _, name, _ in rows], dtype=np.str_)
+    unit, value = np.array([row[0] for row in rows], np.int64), np.array([row[2] for row in rows], np.float64)
+    return Related(side, unit, names, _labels(names.tolist(), strings), value)
 
 
 def _labels(names: Sequence[str], strings: Callable[[np.ndarray], pa.Array]) -> pa.Array:
