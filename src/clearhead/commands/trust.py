@@ -61,7 +61,7 @@ def folder_of(config: Trust) -> Path:
     return folder
 
 
-def _other(path: Path, lorsa: Lorsa) -> Lorsa:
+def _other(path: str, lorsa: Lorsa) -> Lorsa:
     """The Lorsa of another run, on the same device."""
     other = load_dictionary_of(path)
     if not isinstance(other, Lorsa):

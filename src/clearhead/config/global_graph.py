@@ -15,8 +15,8 @@ class CircuitGlobal(Verb):
 
     verb: ClassVar[str] = "circuit global"
 
-    dictionaries: Positional[tuple[Path, ...]]
-    """Runs or folders of Lorsas and transcoders, one for each layer that they replace."""
+    dictionaries: Positional[tuple[str, ...]]
+    """Runs, folders or hub ids of Lorsas and transcoders, one for each module that they replace."""
     model: str = "clearhead-tiny"
     """Model under study: a Hugging Face id, a local folder, or a bundled one (smollm2, clearhead-tiny)."""
     text: str = "default"

@@ -13,7 +13,7 @@ class Trust(OfRun):
 
     verb: ClassVar[str] = "trust"
 
-    seeds: tuple[Path, ...] = ()
+    seeds: tuple[str, ...] = ()
     """Runs of the same layer trained from other seeds, whose heads are matched with this run's."""
     heads: tuple[int, ...] = ()
     """Heads whose effects are measured. Derived: those active at most tokens, as many as --effects says."""

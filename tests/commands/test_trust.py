@@ -1,0 +1,68 @@
+"""`clearhead trust` at toy size: the table of an atlas, heads and families, and what is refused."""
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from clearhead import cli
+from clearhead.atlas import Atlas, AtlasWriter
+from clearhead.config import TrainLorsa, Trust
+from clearhead.dictionaries.init import from_attention
+from clearhead.dictionaries.lorsa import Lorsa
+from clearhead.errors import ClearheadError
+from clearhead.model.access import Model
+from clearhead.runs import write_json
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """As training and analysis leave it: the layer's own heads, of which 8 count, and an atlas with a family."""
+    folder = tmp_path_factory.mktemp("trust") / "run"
+    folder.mkdir()
+    training = TrainLorsa(model="clearhead-tiny", layer=1, heads=128, groups=4, k=8, context=32, out=folder)
+    write_json(folder / "config.json", training.to_dict())
+    model = Model.load("clearhead-tiny", tokenizer=False)
+    exact = from_attention(model.weights(1), model.geometry(1))
+    lorsa = Lorsa(replace(exact.config, k=8, activation="topk"), {"model": "clearhead-tiny", "layer": 1})
+    lorsa.load_state_dict(exact.state_dict())
+    lorsa.save_pretrained(folder / "lorsa")
+    with AtlasWriter(folder / "atlas", {"model": "clearhead-tiny"}) as atlas:
+        family = {"family": ["family.1.0"], "layer": [1], "units": [["lorsa.1.3", "lorsa.1.40"]]}
+        numbers = {name: [1.0] for name in ("overlap", "read_rank", "write_rank")}
+        atlas.append("families", family | numbers | {"label": [""]})
+    return folder
+
+
+def test_an_atlas_gets_the_table(run, capsys):
+    sizes = ["--tokens", "256", "--effects", "3", "--cases", "2", "--device", "cpu"]
+    assert cli.main(["trust", str(run), *sizes, "--seeds", str(run)]) == 0
+    rows = Atlas(run / "atlas").sql("select * from trust")
+    stable = [row["value"] for row in rows if row["measure"] == "seed_stability"]
+    assert stable == pytest.approx([1] * len(stable)) and len(stable) > 20
+    effects = [row["unit_id"] for row in rows if row["measure"] == "causal_effect"]
+    assert len(effects) == 4 and "family.1.0" in effects
+    assert len(Atlas(run / "atlas").sql("select * from families")) == 1
+    summary = json.loads((run / "trust.json").read_text())
+    assert summary["heads with effects"] == 3 and summary["cases"] == 6
+    printed = capsys.readouterr().out
+    assert "KL when removed, nats" in printed and " to " in printed
+
+
+def test_a_dry_run_says_what_will_be_measured(run, capsys):
+    assert cli.main(["trust", str(run), "--heads", "1", "2", "--dry-run"]) == 0
+    assert "two controls" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("changed", "says"),
+    [({"heads": (-1,)}, "count from 0"), ({"heads": (2, 2)}, "each head once"), ({"cases": 0}, "above 0")],
+)
+def test_options_that_mean_nothing_are_refused(changed, says, run):
+    with pytest.raises(ClearheadError, match=says):
+        Trust(run=run, **changed)
+
+
+def test_a_run_without_an_atlas_says_which_verb_makes_one(run, tmp_path, capsys):
+    assert cli.main(["trust", str(run), "--out", str(tmp_path)]) == 2
+    assert "type: clearhead analyze" in capsys.readouterr().err
