@@ -83,14 +83,14 @@ def head_ranks(
     count = int(where.max()) + 1
     matters, cases = torch.zeros(n, count), torch.zeros(n, dtype=torch.int64)
     for rows in _active_rows(lorsa, batches, tokens_per_head, first):
-        total, part = rows.scores.sum(-1), 0.0
+        total, part = rows.scores.sum(-1), rows.scores.new_zeros(len(rows.head), count)
         for a in STEPS:
             weight = _softmax(rows, a * total)
             slope = weight * _cap_slope(rows, a * total)
             # d z / d s_j = A_j (v_j - z), and the gate of coordinate c moves s_j by its score
             pull = slope * (rows.values - (weight * rows.values).sum(-1, keepdim=True))
-            part = part + torch.einsum("rj,rjc->rc", pull, rows.scores)
-        matters.index_add_(0, rows.head, (part / len(STEPS)).square())  # pyright: ignore[reportAttributeAccessIssue]
+            part += torch.einsum("rj,rjc->rc", pull, rows.scores)
+        matters.index_add_(0, rows.head, (part / len(STEPS)).square())
         cases += torch.bincount(rows.head, minlength=n)
     order = matters.argsort(dim=-1, descending=True, stable=True)
     error, moments = torch.zeros(n, count + 1, dtype=torch.float64), torch.zeros(n, 2, dtype=torch.float64)
