@@ -101,14 +101,15 @@ class LayerErrors:
         assert self.compared is not None
         main, partner = self.compared.main, self.compared.partner
         counts = ordinary(y)
-        at = torch.arange(self.done, self.done + len(y))[:, None].expand(counts.shape)
+        here = counts.cpu()  # where tokens are
+        at = torch.arange(self.done, self.done + len(y))[:, None].expand(here.shape)
         self._keep("massive_square", errors.double().square().sum(-1)[:, ~counts].T)
-        other = torch.randperm(int(counts.sum()), generator=self.random)
+        other = torch.randperm(int(here.sum()), generator=self.random)
         flat = errors[:, counts]
-        self._keep("token", tokens[:, 1:][counts])
-        self._keep("position", place_in_blocks(y.shape[1] + 1, len(y))[counts])
-        self._keep("repeated", repeats(tokens)[:, 1:][counts])
-        self._keep("block", at[counts])
+        self._keep("token", tokens[:, 1:][here])
+        self._keep("position", place_in_blocks(y.shape[1] + 1, len(y))[here])
+        self._keep("repeated", repeats(tokens)[:, 1:][here])
+        self._keep("block", at[here])
         self._keep("square_y", y[counts].double().square().sum(-1))
         self._keep("square", flat.double().square().sum(-1).T)
         self._keep("inner", torch.einsum("nd,cnd->nc", flat[main].double(), flat.double()))
