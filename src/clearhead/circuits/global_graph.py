@@ -71,8 +71,8 @@ def trace_global(
 ) -> Graph:
     """The `edges` edges of the replaced model that matter most, over blocks of tokens; the graph holds them in order.
 
-    Raises `ClearheadError` where an attention layer has no Lorsa, for norms behind modules and query-key norms, through which
-    no weight is fixed, and for models with too many units.
+    Raises `ClearheadError` where an attention layer has no Lorsa, for norms behind modules and query-key norms, through
+    which no weight is fixed, and for models with too many units.
     """
     if tokens.dim() != 2 or tokens.shape[1] < 3 or not len(tokens):
         raise ClearheadError(f"expected blocks of at least 3 tokens, [b, t]; got {list(tokens.shape)}")
