@@ -57,7 +57,15 @@ def _relations(name: str, place: int, lorsa: list[str], rng: np.random.Generator
         "modes": [("mode.12.3.0", "")],
     }
     return [
-        {"unit_id": name, "relation": relation, "rank": rank, "other": other, "label": label, "value": value}
+        {
+            "unit_id": name,
+            "relation": relation,
+            "rank": rank,
+            "other": other,
+            "label": label,
+            "value": value,
+            "share": 0.25 if relation == "key" else None,
+        }
         for relation, entries in others.items()
         for rank, ((other, label), value) in enumerate(zip(entries, -np.sort(-rng.normal(0, 1, 12)), strict=False))
     ]

@@ -101,7 +101,8 @@ def _family(family: Row, vocabulary: Vocabulary) -> dict[str, Any]:
 
 
 def _relation(row: Row, vocabulary: Vocabulary) -> list[Any]:
-    return [row["other"], vocabulary.place(row["label"]) if row["label"] else None, brief(row["value"])]
+    label = vocabulary.place(row["label"]) if row["label"] else None
+    return [row["other"], label, brief(row["value"]), brief(row["share"])]
 
 
 def _interval(row: Row) -> list[Any]:

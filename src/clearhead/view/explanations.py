@@ -83,18 +83,28 @@ EXPLANATIONS: dict[str, str] = {
     ),
     "family": (
         "Units whose source tokens are nearly the same: pieces of rank one of what may be one behaviour. Overlap: mean "
-        "of Σ_j min(p_j, p'_j) of their source-token distributions. Dimensions: participation ratio of the singular "
-        "values of the members' read (write) vectors, stacked."
+        "over common queries of Σ_j min(D_j, D'_j), D a unit's source tokens by |A v|. Dimensions: participation ratio "
+        "of the members' read (write) vectors."
     ),
-    "family_overlap": "Mean overlap of the members' source tokens with the family's own; 1 means the same tokens.",
-    "family_rank": "Participation ratio of the singular values of the members' stacked vectors: how many dimensions.",
+    "family_overlap": "Mean overlap of the members' source tokens with those of the family's first; 1 means the same.",
+    "family_rank": "Participation ratio of the members' unit vectors, stacked: how many dimensions they span.",
     "relation_reads": (
-        "What its value vector w_v finds: token embeddings as the attention layer receives them, and features of "
-        "dictionaries of earlier layers, by the change of v per unit of each."
+        "What its value vector w_v finds, where it beats chance: token embeddings as the layer receives them, by how "
+        "much larger v is there than at the average token; features and heads of earlier layers, by v per unit of "
+        "their activation."
     ),
-    "relation_writes": "What its write vector w_o moves: features of later layers, per unit of activation.",
-    "relation_query": "What the token that looks has in common over its examples, against the base rate.",
-    "relation_key": "What the tokens that it reads have in common over its examples, against the base rate.",
+    "relation_writes": (
+        "What its write vector w_o moves, where it beats chance: pre-activations of features and values of heads of "
+        "later layers, per unit of its activation; for an SAE of the same output the cosine of the two vectors."
+    ),
+    "relation_query": (
+        "Tokens over-represented among those that look, by the share of the strongest examples (the tip has the lift "
+        "over the base rate); and, where scores were split exactly, what each unit gives the query's side."
+    ),
+    "relation_key": (
+        "Distances and tokens over-represented among the keys that matter (up to 3 largest |A v| of each example), by "
+        "their share; and, where scores were split exactly, what each unit gives the key's side."
+    ),
     "relation_modes": (
         "Singular modes u_m σ_m v_m of the query-key product of its host head, by |u_m Ω v_m| / |Ω|, Ω the product of "
         "this unit's own QK group."

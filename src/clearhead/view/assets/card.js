@@ -90,14 +90,18 @@ function relationsPanels(detail) {
 }
 
 function relationPanel(name, entries) {
-  const largest = Math.max(...entries.map(([, , value]) => Math.abs(value)), 1e-9);
+  // statistics have a share of the examples, the rest a strength of its own: bars of either are to their own scale
+  const size = ([, , value, share]) => Math.abs(share ?? value);
+  const largest = (entry) => Math.max(...entries.filter(([, , , share]) => (share === null) === (entry[3] === null)).map(size), 1e-9);
+  const said = ([, , value, share]) => (share === null ? number(value) : percent(share));
+  const lift = ([other, , value, share]) => (share === null || other.startsWith("offset") ? "" : `, ${number(value)} times the base rate`);
   const named = ([other, label]) => {
     const place = placeOf.get(other);
     const shown = label === null ? el("code", {}, other) : pill(vocab[label]);
     return place === undefined ? shown : el("a", { href: `#${other}` }, shown);
   };
   const line = (entry) =>
-    el("li", { title: entry[0] }, el("i", { class: entry[2] < 0 ? "minus" : "plus", "width%": percentOf(Math.abs(entry[2]) / largest) }), named(entry), el("span", {}, number(entry[2])));
+    el("li", { title: `${entry[0]}${lift(entry)}` }, el("i", { class: entry[2] < 0 ? "minus" : "plus", "width%": percentOf(size(entry) / largest(entry)) }), named(entry), el("span", {}, said(entry)));
   return panel(RELATIONS[name], help(`relation_${name}`), el("ol", { class: "relations" }, ...entries.map(line)));
 }
 
