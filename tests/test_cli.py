@@ -51,12 +51,12 @@ def test_help_of_every_verb_shows_every_option_and_its_text(verb, capsys):
     shown = " ".join(re.sub(r"[│╭╮╰╯─]", " ", help_of(capsys, verb)).split())
     assert f"usage: clearhead {verb}" in shown
     for field in dataclasses.fields(VERBS[verb]):
-        lists = ("runs", "graphs")  # of paths, without a name
-        if field.default is not dataclasses.MISSING and field.name not in lists:
+        nameless = ("runs", "graphs") if verb != "catalogue" else ("run",)  # given by place, without a name
+        if field.default is not dataclasses.MISSING and field.name not in nameless:
             assert f"--{field.name.replace('_', '-')}" in shown
     assert "--from" in shown and "--dry-run" in shown
     # attribute docstrings arrive whole
-    assert "Directory written by `clearhead train lorsa`." in shown or verb != "analyze"
+    assert "Directory written by `clearhead train lorsa`; of one with a run per layer" in shown or verb != "analyze"
 
 
 @pytest.mark.parametrize("number", [errno.EROFS, errno.ENAMETOOLONG])

@@ -10,6 +10,8 @@ from clearhead.config import (
     VERBS,
     Analyze,
     BenchLorsa,
+    Catalogue,
+    CircuitGlobal,
     Evaluate,
     GraphMerge,
     Harvest,
@@ -31,8 +33,10 @@ def example(cls):
     examples |= {"traced": Path("runs/x")}
     examples |= dict.fromkeys(("graph", "first", "second"), Path("runs/x/graph"))
     required = [field.name for field in dataclasses.fields(cls) if field.default is dataclasses.MISSING]
-    if cls is Replace:
+    if cls in (Replace, CircuitGlobal):
         return cls(dictionaries=("runs/x/transcoder",))
+    if cls is Catalogue:
+        return cls(model="smollm2")
     if cls is Steer:
         return cls(traced=Path("runs/x"), turn=("mlp.0@1=0",))
     if cls is GraphMerge:

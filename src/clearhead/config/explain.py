@@ -14,7 +14,7 @@ SCORERS = ("detection", "fuzzing", "intruder")
 
 @dataclass(frozen=True, kw_only=True)
 class Explain(Verb):
-    """Explain units in words, by counting or by a language model, and score the explanations on other examples."""
+    """Explain units in words, by counting or by a language model, and score that on other examples."""
 
     verb: ClassVar[str] = "explain"
 

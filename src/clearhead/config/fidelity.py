@@ -15,7 +15,7 @@ SweptKind = Literal["lorsa", "sae", "transcoder"]
 
 @dataclass(frozen=True, kw_only=True)
 class TrainSweep(OfLayers):
-    """Train Lorsas, SAEs and transcoders of attention over a grid of sizes, sparsities and seeds, and measure them."""
+    """Train Lorsas, SAEs and attention transcoders over a grid of sizes, K and seeds, and measure them."""
 
     verb: ClassVar[str] = "train sweep"
 
@@ -59,7 +59,7 @@ class TrainSweep(OfLayers):
 
 @dataclass(frozen=True, kw_only=True)
 class Fidelity(Verb):
-    """Report how faithful decompositions of attention layers are: against SAEs, by size, and what they all miss."""
+    """Report how faithful decompositions of attention are: against SAEs, by size, and what all miss."""
 
     verb: ClassVar[str] = "fidelity"
 

@@ -11,7 +11,7 @@ from clearhead.config.verb import Dtype, Split, Verb, shortened
 
 @dataclass(frozen=True, kw_only=True)
 class CircuitGlobal(Verb):
-    """Draw the circuit of a whole model: which Lorsa heads and features feed which, from weights and co-activation."""
+    """Draw the circuit of a whole model: which units feed which, from weights and co-activation."""
 
     verb: ClassVar[str] = "circuit global"
 

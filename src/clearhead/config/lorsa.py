@@ -190,7 +190,7 @@ class Evaluate(OfRun):
 
 @dataclass(frozen=True, kw_only=True)
 class Analyze(OfRun):
-    """Find what each head does: contexts, z patterns, logits, original heads, what it reads and writes, families."""
+    """Find what each head does: contexts, z patterns, logits, what it reads and writes, families."""
 
     verb: ClassVar[str] = "analyze"
 

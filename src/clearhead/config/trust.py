@@ -9,7 +9,7 @@ from clearhead.config.lorsa import OfRun
 
 @dataclass(frozen=True, kw_only=True)
 class Trust(OfRun):
-    """Measure how far each head can be trusted: other seeds, causal effects, what of it the model itself holds."""
+    """Measure how far to trust each head: other seeds, causal effects, what of it the model holds."""
 
     verb: ClassVar[str] = "trust"
 
