@@ -110,12 +110,26 @@ EXPLANATIONS: dict[str, str] = {
         "this unit's own QK group."
     ),
     "trust": "Each number with its 95 % interval where it has one; the number of cases it rests on is in its tip.",
-    "seed_stability": "Similarity to its best partner in Lorsas trained from other seeds: 1 is the same head.",
-    "causal_effect": "Change of the logits it raises most when what it writes is taken out of the model, where active.",
-    "predicted_effect": "The same change as its weights predict it: z · w_o · W_U with the final norm held.",
-    "effect_agreement": "Correlation of predicted and measured effect over the tokens where it is active.",
-    "explained": "Correlation of its activation with what the layer's own output holds along w_o, where it is active.",
-    "host_share": "Share of the original head that accounts for most of its output; the interval is over tokens.",
+    "seed_stability": (
+        "Likeness to its partner in a Lorsa of another seed: correlation of activations times cosine of writes. 1 is "
+        "the same head; from 0.5 it counts as stable."
+    ),
+    "explained": "Squared correlation of its activation with what the layer's output holds along w_o, where active.",
+    "explained_alone": "The same with all other heads of the Lorsa taken out of the output.",
+    "host_share": "Share of the original head that makes most of its output; the interval is over stretches of text.",
+    "causal_effect": (
+        "Logits of the 10 tokens it raises most less those of the 10 it lowers most: how far they fall when what it "
+        "writes is taken out of the model at a token where it is active. Later layers compute anew."
+    ),
+    "predicted_effect": "The same by weights alone: z w_o on the logits, no later layer, the final norm's scale held.",
+    "linear_effect": "The prediction with what attention of later layers carries to the same token.",
+    "causal_loss": "Change of the loss of the next token when it is removed.",
+    "causal_kl": "KL divergence of the model's prediction from the one without it, nats.",
+    "control_effect": "The effect on the same logits of removing another head that is active at the same token.",
+    "control_loss": "Change of the loss for a random direction of the same length.",
+    "control_kl": "KL divergence for a random direction of the same length: what any change of that size does.",
+    "effect_slope": "Slope of measured on predicted effect over its cases; 1 where the prediction is right.",
+    "effect_correlation": "Correlation of measured and predicted effect over its cases.",
     "map": "Each point is a unit: how often it is active against its largest activation. Choose a point to open it.",
 }
 

@@ -12,11 +12,12 @@ const RELATIONS = {
 };
 const MEASURES = {
   seed_stability: "stable over seeds",
-  causal_effect: "measured effect",
-  predicted_effect: "predicted effect",
-  effect_agreement: "prediction and effect agree",
-  explained: "real output",
-  host_share: "host's share",
+  explained: "held by the model's own output",
+  host_share: "in one original head",
+  causal_effect: "effect on its logits",
+  predicted_effect: "as predicted",
+  causal_kl: "KL when removed",
+  control_kl: "KL of a random direction",
 };
 const SCORERS = { detection: "detection", fuzzing: "fuzzing", intruder: "intruder" };
 
@@ -57,7 +58,10 @@ function trustLine(detail) {
       el("small", {}, interval(low, high)),
       index.help[name] ? help(name) : null,
     );
-  return el("div", { class: "trust", role: "group", "aria-label": "How far to trust this card" }, el("span", { class: "lead-in" }, "Trust", help("trust")), ...held.map(entry));
+  const first = held.filter(([name]) => known.includes(name));
+  const others = held.filter(([name]) => !known.includes(name));
+  const rest = others.length ? el("details", {}, el("summary", {}, `${number(others.length)} more`), ...others.map(entry)) : null;
+  return el("div", { class: "trust", role: "group", "aria-label": "How far to trust this card" }, el("span", { class: "lead-in" }, "Trust", help("trust")), ...first.map(entry), rest);
 }
 
 /** Scores of all behaviours tested, against their thresholds, and the case that shows a found one best. */
