@@ -119,7 +119,7 @@ def analyze(
         shares,
         texts,
     )
-    metrics = _numbers(evaluation or {}) | _spanning({**shares, "output_shuffled": control}, seed)
+    metrics = _numbers(evaluation or {}) | _spanning({**shares, "output_shuffled": control})
     metrics |= {"analysed_tokens": n_tokens, "analysed_dead_share": float((units.activity.count == 0).mean())}
     entries = _about(lorsa, model, layer, blocks, seed) | dict(about or {})
     looks = strongest_looks(contexts, blocks.tokens.numpy())
@@ -285,11 +285,11 @@ class _TokenTexts:
         return self._texts.take(pa.array(ids))
 
 
-def _spanning(shares: Mapping[str, Tensor], seed: int) -> dict[str, float]:
+def _spanning(shares: Mapping[str, Tensor]) -> dict[str, float]:
     """Fraction of heads that span several original heads, by formula, with intervals and the control."""
     metrics: dict[str, float] = {}
     for name, values in shares.items():
-        found = share.spanning_fraction(values, seed=seed)
+        found = share.spanning_fraction(values)
         if found is not None:
             metrics |= {
                 f"spanning_{name}": found.fraction,

@@ -21,7 +21,6 @@ import copy
 from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 
-import numpy as np
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
@@ -29,6 +28,7 @@ from torch import Tensor
 from clearhead.dictionaries.init import turn_to_singular_directions
 from clearhead.dictionaries.lorsa import Lorsa
 from clearhead.errors import ClearheadError
+from clearhead.ops.bootstrap import share_bounds
 from clearhead.ops.lorsa import visible
 
 STEPS = (0.1, 0.3, 0.5, 0.7, 0.9)
@@ -120,12 +120,10 @@ def own_share(
     threshold: float = 0.8,
     tokens_per_head: int = 64,
     first: int = 1,
-    seed: int = 0,
-    resamples: int = 2000,
 ) -> OwnShare:
     """The share of heads whose pattern is their own, among those active at `FEWEST` tokens or more.
 
-    The interval is that of the 2.5 % and 97.5 % quantiles when heads are drawn again; training seeds do not vary.
+    In the interval heads vary, training seeds do not.
     Raises `ClearheadError` when no head is active often enough.
     """
     c, n = lorsa.config, lorsa.n_heads
@@ -149,9 +147,7 @@ def own_share(
     largest = torch.where(known, others.amax(1) if c.patterns_per_group > 1 else 1.0, torch.nan)
     m = int(known.sum())
     share = float((largest[known] < threshold).double().mean())
-    drawn = np.random.default_rng(seed).binomial(m, share, resamples) / m
-    low, high = np.quantile(drawn, [0.025, 0.975])
-    return OwnShare(share, float(low), float(high), m, largest)
+    return OwnShare(share, *share_bounds(share, m), m, largest)
 
 
 class _Rows(NamedTuple):

@@ -25,12 +25,12 @@ from scipy.sparse import csr_matrix
 from clearhead.analysis.entries import Entries
 from clearhead.dictionaries.lorsa import Lorsa
 from clearhead.errors import ClearheadError
+from clearhead.ops.bootstrap import bounds, draw_counts
 
 STABLE = 0.5
 """From here on a head counts as found again: for example 0.7 in activation and 0.7 in what it writes."""
 STRETCHES = 32
 """Parts of the text that intervals resample."""
-RESAMPLES = 1000
 
 
 class Match(NamedTuple):
@@ -105,7 +105,7 @@ def stability(
     if not others:
         raise ClearheadError("stability over seeds needs at least one other Lorsa")
     n_tokens = n_blocks * (context - first)
-    drawn = draws(min(STRETCHES, n_blocks), seed)
+    drawn = draw_counts(min(STRETCHES, n_blocks), seed)
     value, chance = np.zeros(z.shape[1]), np.zeros(z.shape[1])
     resampled = np.zeros((len(drawn), z.shape[1]))
     for other, theirs in others:
@@ -113,14 +113,9 @@ def stability(
         value += found.alike / len(others)
         chance += match(likeness(lorsa, other, z, theirs, n_tokens, shuffle=seed)).alike / len(others)
         resampled += _resampled(lorsa, other, z, theirs, found, drawn, n_blocks) / len(others)
-    low, high = np.quantile(resampled, [0.025, 0.975], axis=0)
+    low, high = bounds(resampled)
     active = np.diff(z.tocsc().indptr) > 0
     return Stability(*(np.where(active, values, np.nan) for values in (value, low, high, chance)))
-
-
-def draws(n: int, seed: int) -> Float[np.ndarray, "r n"]:
-    """How often each of n parts comes in a bootstrap sample of n, for many samples."""
-    return np.random.default_rng(seed).multinomial(n, np.full(n, 1 / n), RESAMPLES).astype(np.float64)
 
 
 def stretch_of(block: NDArray[np.int64], n_blocks: int) -> NDArray[np.int64]:

@@ -24,6 +24,7 @@ from torch import Tensor
 from clearhead.analysis.entries import Entries
 from clearhead.dictionaries.lorsa import Lorsa
 from clearhead.model.weights import AttentionWeights
+from clearhead.ops.bootstrap import share_bounds
 
 UNITS_AT_ONCE = 512
 
@@ -162,20 +163,14 @@ class Spanning(NamedTuple):
     """Heads that have shares; the others are left out."""
 
 
-def spanning_fraction(share: Float[Tensor, "n h"], *, seed: int = 0, resamples: int = 2000) -> Spanning | None:
-    """Fraction that spans; None when no head has shares.
-
-    Resampling n heads with replacement draws the number that span from a binomial, so the bootstrap distribution is
-    sampled directly. The interval is that of the 2.5 % and 97.5 % quantiles: heads vary, training seeds do not.
-    """
+def spanning_fraction(share: Float[Tensor, "n h"]) -> Spanning | None:
+    """Fraction that spans; None when no head has shares. In the interval heads vary, training seeds do not."""
     spanning = spans(share[~share.isnan().any(-1)])
     n = len(spanning)
     if not n:
         return None
     fraction = float(spanning.mean())
-    drawn = np.random.default_rng(seed).binomial(n, fraction, resamples) / n
-    low, high = np.quantile(drawn, [0.025, 0.975])
-    return Spanning(fraction, float(low), float(high), n)
+    return Spanning(fraction, *share_bounds(fraction, n), n)
 
 
 def shuffled(write: Float[Tensor, "n d"], seed: int = 0) -> Float[Tensor, "n d"]:

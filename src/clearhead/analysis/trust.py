@@ -28,12 +28,13 @@ from torch import Tensor
 
 from clearhead.analysis.entries import Entries, entries_of
 from clearhead.analysis.head_effects import HeadEffects, measure_heads
-from clearhead.analysis.seeds import STABLE, STRETCHES, Stability, activations, draws, stability, stretch_of
+from clearhead.analysis.seeds import STABLE, STRETCHES, Stability, activations, stability, stretch_of
 from clearhead.circuits.unit_effects import EffectMeter
 from clearhead.data.text import TokenBlocks
 from clearhead.dictionaries.lorsa import Lorsa
 from clearhead.errors import ClearheadError
 from clearhead.model.access import Model
+from clearhead.ops.bootstrap import RESAMPLES, bounds, draw_counts, mean_bounds
 from clearhead.runs import progress
 
 FIRST = 1
@@ -114,7 +115,7 @@ def measure_trust(
     ]
     z, count = sparse[0], np.diff(sparse[0].tocsc().indptr)
     names = [f"lorsa.{layer}.{head}" for head in range(lorsa.n_heads)]
-    drawn = draws(min(STRETCHES, n), seed)
+    drawn = draw_counts(min(STRETCHES, n), seed)
     measures = {name: (names, found) for name, found in carried.measures(drawn, count).items()}
     summary: dict[str, Any] = {"tokens": n * (context - FIRST), "heads": len(count), "dead": int((count == 0).sum())}
     if others:
@@ -209,16 +210,7 @@ def _with_interval(parts: list[NDArray[np.float64]], drawn: Float[np.ndarray, "r
     if drawn.shape[1] < 2:
         return np.stack([value, np.full_like(value, np.nan), np.full_like(value, np.nan)])
     resampled = measure(*(np.tensordot(drawn, part, 1) for part in parts))
-    return np.stack([value, *_quantiles(resampled)])
-
-
-def _quantiles(resampled: Float[np.ndarray, "r n"]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Bounds per column over the samples in which it is defined; NaN where fewer than half are."""
-    defined = np.isfinite(resampled).mean(0) >= 0.5
-    low, high = (np.full(resampled.shape[1], np.nan) for _ in range(2))
-    if defined.any():
-        low[defined], high[defined] = np.nanquantile(resampled[:, defined], [0.025, 0.975], axis=0)
-    return low, high
+    return np.stack([value, *bounds(resampled)])
 
 
 def _squared_correlation(n: Any, x: Any, xx: Any, y: Any, yy: Any, xy: Any) -> Any:
@@ -259,14 +251,14 @@ def _effects(found: HeadEffects, n_units: int, seed: int) -> dict[str, Measure]:
     effect, direct = (found.values["removed"][name] for name in ("effect", "direct"))
     for unit in np.flatnonzero(count):
         at = slice(stop[unit] - count[unit], stop[unit])
-        picks = generator.integers(count[unit], size=(1000, count[unit]))
+        picks = generator.integers(count[unit], size=(RESAMPLES, count[unit]))
         for name, (kind, number) in EFFECTS.items():
             values = found.values[kind][number][at]
-            table[name][:, unit] = values.mean(), *_bounds(values[picks].mean(1))
+            table[name][:, unit] = values.mean(), *bounds(values[picks].mean(1))
         x, y = direct[at], effect[at]
-        table["effect_slope"][:, unit] = _slope(x, y), *_bounds(_slope(x[picks], y[picks]))
+        table["effect_slope"][:, unit] = _slope(x, y), *bounds(_slope(x[picks], y[picks]))
         if count[unit] >= 4:
-            table["effect_correlation"][:, unit] = _correlation(x, y), *_bounds(_correlation(x[picks], y[picks]))
+            table["effect_correlation"][:, unit] = _correlation(x, y), *bounds(_correlation(x[picks], y[picks]))
     return {name: Measure(*values, count) for name, values in table.items()}
 
 
@@ -288,7 +280,7 @@ def _together(found: HeadEffects, n_heads: int, seed: int) -> dict[str, Any]:
                 resampled = [measure(x[sample], y[sample]) for sample in samples]
                 summary[f"{name} of effect with {against}{words}"] = [
                     float(measure(x, y)),
-                    *map(float, _bounds(resampled)),
+                    *map(float, bounds(np.array(resampled))),
                 ]
         for name, label in (("loss", "loss when removed"), ("kl", "KL when removed")):
             means = np.array([values[name][row].mean() for row in rows])
@@ -301,13 +293,7 @@ def _together(found: HeadEffects, n_heads: int, seed: int) -> dict[str, Any]:
 def _mean(values: Any, seed: int) -> list[float]:
     """Mean over heads with its interval, heads resampled."""
     values = np.asarray(values, dtype=np.float64)
-    drawn = np.random.default_rng(seed).integers(len(values), size=(1000, len(values)))
-    return [float(values.mean()), *map(float, _bounds(values[drawn].mean(1)))]
-
-
-def _bounds(samples: Any) -> NDArray[np.float64]:
-    defined = np.asarray(samples)[np.isfinite(samples)]
-    return np.quantile(defined, [0.025, 0.975]) if len(defined) else np.full(2, np.nan)
+    return [float(values.mean()), *mean_bounds(values, seed)]
 
 
 def _slope(x: NDArray[np.float64], y: NDArray[np.float64]) -> Any:

@@ -318,9 +318,9 @@ def _set_values(
 def _reference(
     lorsa: Lorsa, w: AttentionWeights, sample: Sample, scales: tuple[float, float], generator: Generator
 ) -> None:
-    """The reference implementation's documented start (brief of its code, rewritten): queries and keys repeated
-    without their biases; per original head the value space's active subspace on the sample, Gaussian mixtures of it,
-    both value vectors at norm 1; zero decoder bias; one common decoder norm from a grid search.
+    """The reference implementation's start, as its documentation describes it: queries and keys repeated without
+    their biases; per original head the value space's active subspace on the sample, Gaussian mixtures of it, both
+    value vectors at norm 1; zero decoder bias; one common decoder norm from a grid search.
     """
     host = _hosts_evenly(lorsa.config.n_groups, len(w.W_Q))
     copy_queries_keys(lorsa, w, host, scales[0], biases=False)

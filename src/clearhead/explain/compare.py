@@ -19,7 +19,8 @@ from scipy.stats import mannwhitneyu
 
 from clearhead.atlas import Atlas
 from clearhead.errors import ClearheadError
-from clearhead.explain.questions import DRAWS, SCORERS
+from clearhead.explain.questions import SCORERS
+from clearhead.ops.bootstrap import mean_bounds
 
 ALPHA = 0.05
 LEAST = 5
@@ -79,9 +80,7 @@ def compare_units(
             continue
         result, first, second, p = compare_scores(ours[layer, scorer], others[layer, scorer], seed=seed, alpha=alpha)
         pairs = first - second
-        rng = np.random.default_rng([seed, 4])
-        drawn = pairs[rng.integers(len(pairs), size=(DRAWS, len(pairs)))].mean(1)
-        low, high = (float(value) for value in np.quantile(drawn, [0.025, 0.975]))
+        low, high = mean_bounds(pairs, [seed, 4])
         means = float(first.mean()), float(second.mean())
         found.append(Comparison(layer, scorer, result, len(pairs), *means, means[0] - means[1], low, high, p))
     return found

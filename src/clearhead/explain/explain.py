@@ -16,8 +16,9 @@ import numpy as np
 from clearhead.atlas import TABLES, Atlas, add_tables
 from clearhead.explain.answers import Stopped
 from clearhead.explain.evidence import Evidence, read_evidence
-from clearhead.explain.questions import CHANCE, DRAWS, Question, Score, Scorer, draw_questions, score_answers
+from clearhead.explain.questions import CHANCE, Question, Score, Scorer, draw_questions, score_answers
 from clearhead.explain.template import Explanation
+from clearhead.ops.bootstrap import mean_bounds
 from clearhead.runs import progress
 
 
@@ -204,9 +205,7 @@ def summarise(explained: Sequence[Explained], scorers: Sequence[Scorer], seed: i
         values = np.asarray([one.scores[scorer].value for one in explained if scorer in one.scores])
         summary[f"{scorer}_units"] = len(values)
         if len(values):
-            rng = np.random.default_rng([seed, 2])
-            means = values[rng.integers(len(values), size=(DRAWS, len(values)))].mean(1)
-            low, high = np.quantile(means, [0.025, 0.975])
-            summary |= {f"{scorer}_mean": float(values.mean()), f"{scorer}_low": float(low)}
-            summary |= {f"{scorer}_high": float(high), f"{scorer}_chance": CHANCE[scorer]}
+            low, high = mean_bounds(values, [seed, 2])
+            summary |= {f"{scorer}_mean": float(values.mean()), f"{scorer}_low": low}
+            summary |= {f"{scorer}_high": high, f"{scorer}_chance": CHANCE[scorer]}
     return summary

@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from clearhead.explain.evidence import Evidence, Example, Side, Text
+from clearhead.ops.bootstrap import RESAMPLES, bounds
 
 Scorer = Literal["detection", "fuzzing", "intruder"]
 SCORERS: tuple[Scorer, ...] = ("detection", "fuzzing", "intruder")
@@ -26,7 +27,6 @@ TEXTS = 8
 """Texts of one question of detection or fuzzing, at most."""
 AMONG = 5
 """Examples of a question about an intruder."""
-DRAWS = 1000
 
 
 class Case(NamedTuple):
@@ -89,12 +89,12 @@ def score_answers(
     counts = _counts(right)
     rng = np.random.default_rng([seed, 1])
     strata = np.unique(counts[:, 1::2] > 0, axis=0, return_inverse=True)[1].reshape(-1)
-    totals = np.zeros((DRAWS, 4), dtype=np.int64)
+    totals = np.zeros((RESAMPLES, 4), dtype=np.int64)
     for stratum in range(strata.max() + 1):
         rows = counts[strata == stratum]
-        totals += rng.multinomial(len(rows), np.full(len(rows), 1 / len(rows)), DRAWS) @ rows
+        totals += rng.multinomial(len(rows), np.full(len(rows), 1 / len(rows)), RESAMPLES) @ rows
     drawn = _accuracy(totals)
-    low, high = np.quantile(drawn, [0.025, 0.975])
+    low, high = bounds(drawn)
     return Score(float(_accuracy(counts.sum(0, keepdims=True))[0]), float(low), float(high), len(right))
 
 

@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 
 from clearhead.analysis.fidelity.overlap import spearman
+from clearhead.ops.bootstrap import RESAMPLES, bounds
 
 FEWEST = 5
 """Layers below which there is no correlation."""
-DRAWS = 2000
 
 
 def compare_layers(own: Sequence[float], other: Sequence[float], seed: int = 0) -> dict[str, Any]:
@@ -33,10 +33,10 @@ def compare_layers(own: Sequence[float], other: Sequence[float], seed: int = 0) 
     }
     if len(a) < FEWEST:
         return found
-    drawn = np.random.default_rng(seed).integers(len(a), size=(DRAWS, len(a)))
+    drawn = np.random.default_rng(seed).integers(len(a), size=(RESAMPLES, len(a)))
     ratios = np.exp(logs[drawn].mean(1))
     ranked = [value for row in drawn if (value := spearman(a[row], b[row])) is not None]
-    found["ratio_interval"] = np.percentile(ratios, (2.5, 97.5)).tolist()
+    found["ratio_interval"] = bounds(ratios).tolist()
     found["rank_correlation"] = spearman(a, b)
-    found["rank_correlation_interval"] = np.percentile(ranked, (2.5, 97.5)).tolist() if ranked else None
+    found["rank_correlation_interval"] = bounds(np.array(ranked)).tolist() if ranked else None
     return found

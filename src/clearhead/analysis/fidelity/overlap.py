@@ -14,10 +14,12 @@ way is needed for it and does not show why.
 from typing import Any
 
 import numpy as np
+import scipy.stats
 from jaxtyping import Float, Int
 from numpy.typing import NDArray
 
-DRAWS = 500
+from clearhead.ops.bootstrap import bounds, draw_counts
+
 ROUNDING = 1e-9
 """Relative differences of values that are the same but for rounding."""
 Numbers = NDArray[np.float64]
@@ -68,27 +70,19 @@ def pearson(a: Numbers, b: Numbers) -> float | None:
 
 def spearman(a: Numbers, b: Numbers) -> float | None:
     """Correlation of ranks, equal values sharing the mean of theirs."""
-    return pearson(ranks(a), ranks(b))
-
-
-def ranks(values: Numbers) -> Numbers:
-    """Ranks from 1, equal values sharing the mean of theirs."""
-    _, inverse, counts = np.unique(values, return_inverse=True, return_counts=True)
-    last = counts.cumsum()
-    return (last - (counts - 1) / 2)[inverse].astype(np.float64)
+    return pearson(scipy.stats.rankdata(a), scipy.stats.rankdata(b))
 
 
 def _resampled(columns: Numbers, block: NDArray[np.int64], seed: int) -> Numbers:
-    """Sums of `columns` [n, c] over resampled blocks: [draws, c]."""
+    """Sums of `columns` [n, c] over resampled blocks: [r, c]."""
     _, place = np.unique(block, return_inverse=True)
     sums = np.stack([np.bincount(place, weights=column) for column in columns.T], 1)
-    drawn = np.random.default_rng(seed).multinomial(len(sums), np.full(len(sums), 1 / len(sums)), size=DRAWS)
-    return drawn @ sums
+    return draw_counts(len(sums), seed) @ sums
 
 
 def _mean_interval(values: Numbers, block: NDArray[np.int64], seed: int) -> list[float]:
     total, count = _resampled(np.stack([values, np.ones_like(values)], 1), block, seed).T
-    return np.percentile(total / count, (2.5, 97.5)).tolist()
+    return bounds(total / count).tolist()
 
 
 def _correlation_interval(a: Numbers, b: Numbers, block: NDArray[np.int64], seed: int) -> list[float] | None:
@@ -98,4 +92,4 @@ def _correlation_interval(a: Numbers, b: Numbers, block: NDArray[np.int64], seed
     n, sa, sb, aa, bb, ab = _resampled(np.stack([np.ones_like(a), a, b, a * a, b * b, a * b], 1), block, seed).T
     spread = (aa / n - (sa / n) ** 2) * (bb / n - (sb / n) ** 2)
     found = (ab / n - sa * sb / n**2)[spread > 0] / np.sqrt(spread[spread > 0])
-    return np.percentile(found, (2.5, 97.5)).tolist() if len(found) else None
+    return bounds(found).tolist() if len(found) else None
