@@ -87,6 +87,18 @@ def refuse_other_run(path: Path, config: Verb, ignore: tuple[str, ...] = ("out",
         )
 
 
+def refuse_other_verb(path: Path, config: Verb) -> None:
+    """Raise `ClearheadError` where `path` holds a run of another verb, whose files this one's would replace.
+
+    For verbs that may be repeated with other settings in the same directory.
+    """
+    if not (path / "config.json").exists():
+        return
+    earlier = from_file(path)
+    if earlier.verb != config.verb:
+        raise ClearheadError(f"{path} holds a run of `clearhead {earlier.verb}`; choose another directory with --out")
+
+
 def _checked(value: Any, hint: Any, place: str) -> Any:
     """`value`, read from JSON, as the annotation `hint` wants it; raises `CorruptFileError` naming `place`."""
     options = _alternatives(hint)

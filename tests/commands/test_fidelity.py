@@ -72,6 +72,16 @@ def test_a_report_measures_what_evaluate_measures_and_view_opens_it(sweep, tmp_p
     assert cli.main(["view", str(out)]) == 0 and 'aria-label="Runs"' in (out / "page.html").read_text()
 
 
+def test_a_report_replaces_no_other_run(sweep, capsys):
+    for verb in ("fidelity", "train sweep"):
+        command = ["fidelity", str(sweep[0])] if verb == "fidelity" else sweep[1][:-2]
+        run = sweep[0] / "1-lorsa-h64-k4-data-s0"
+        before = (run / "config.json").read_text()
+        assert cli.main([*command, "--out", str(run)]) == 2
+        assert "holds a run of `clearhead train lorsa`" in capsys.readouterr().err
+        assert (run / "config.json").read_text() == before
+
+
 def test_runs_of_other_sites_are_left_out_of_a_folder_and_refused_alone(text, tmp_path):
     mlp = TrainTranscoder(model=str(TINY), text=str(text), layer=1, context=32, tokens=256, features=16, k=2)
     train_transcoder(dataclasses.replace(mlp, out=tmp_path / "runs" / "mlp", device="cpu"))

@@ -1,6 +1,7 @@
 """`clearhead trust` at toy size: the table of an atlas, heads and families, and what is refused."""
 
 import json
+import shutil
 from dataclasses import replace
 
 import pytest
@@ -36,7 +37,8 @@ def run(tmp_path_factory):
 
 def test_an_atlas_gets_the_table(run, capsys):
     sizes = ["--tokens", "256", "--effects", "3", "--cases", "2", "--device", "cpu"]
-    assert cli.main(["trust", str(run), *sizes, "--seeds", str(run)]) == 0
+    other = shutil.copytree(run, run.with_name("copy"))
+    assert cli.main(["trust", str(run), *sizes, "--seeds", str(other)]) == 0
     rows = Atlas(run / "atlas").sql("select * from trust")
     stable = [row["value"] for row in rows if row["measure"] == "seed_stability"]
     assert stable == pytest.approx([1] * len(stable)) and len(stable) > 20
@@ -66,3 +68,21 @@ def test_options_that_mean_nothing_are_refused(changed, says, run):
 def test_a_run_without_an_atlas_says_which_verb_makes_one(run, tmp_path, capsys):
     assert cli.main(["trust", str(run), "--out", str(tmp_path)]) == 2
     assert "type: clearhead analyze" in capsys.readouterr().err
+
+
+def test_other_seeds_are_other_runs_of_the_same_layer(run, tmp_path, capsys):
+    assert cli.main(["trust", str(run), "--seeds", str(run)]) == 2
+    assert "is the run itself" in capsys.readouterr().err
+    elsewhere = shutil.copytree(run / "lorsa", tmp_path / "lorsa")
+    config = json.loads((elsewhere / "config.json").read_text())
+    config["provenance"]["layer"] = 0
+    write_json(elsewhere / "config.json", config)
+    assert cli.main(["trust", str(run), "--seeds", str(elsewhere)]) == 2
+    assert "was trained on layer 0" in capsys.readouterr().err
+
+
+def test_an_atlas_of_another_layer_is_refused_before_the_work(run, tmp_path, capsys):
+    with AtlasWriter(tmp_path / "atlas", {"model": "clearhead-tiny"}) as atlas:
+        atlas.append("units", {"unit_id": ["lorsa.0.1"], "kind": ["lorsa"], "layer": [0], "index": [1]})
+    assert cli.main(["trust", str(run), "--out", str(tmp_path / "atlas")]) == 2
+    assert "is of layer 0" in capsys.readouterr().err

@@ -15,6 +15,7 @@ from clearhead.commands.table import say, show, spelled
 from clearhead.commands.view import atlas_of
 from clearhead.config import Explain
 from clearhead.config.explain import LOCAL, NONE, TEMPLATE
+from clearhead.configfile import refuse_other_verb
 from clearhead.errors import ClearheadError
 from clearhead.explain.answers import Answers, Spending
 from clearhead.explain.compare import ALPHA, Comparison, compare_units, count_results, scores_in
@@ -73,6 +74,7 @@ def run(config: Explain) -> None:
     other = None if config.against is None else Atlas(atlas_of(config.against))
     units = choose_units(atlas, config)
     scorers = _scorers(config)
+    refuse_other_verb(_directory(config), config)
     with RunDirectory(_directory(config)) as directory:
         directory.write_config(config.to_dict())
         roles = _roles(config, sending=True)

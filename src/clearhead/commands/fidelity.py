@@ -21,6 +21,7 @@ from clearhead.commands.fidelity_runs import (
 )
 from clearhead.commands.table import say
 from clearhead.config import Fidelity
+from clearhead.configfile import refuse_other_verb
 from clearhead.data.text import token_blocks
 from clearhead.model.access import Model
 from clearhead.model.tokens import vocabulary_strings
@@ -45,6 +46,7 @@ def plan(config: Fidelity) -> dict[str, Any]:
 
 def run(config: Fidelity) -> None:
     """Measure, print, and write numbers and page."""
+    refuse_other_verb(config.out, config)
     found, left = find_runs(config.runs)
     refuse_unlike(found)
     for path, reason in left:

@@ -17,6 +17,7 @@ from clearhead.commands.structure import without_weights
 from clearhead.commands.table import duration, say
 from clearhead.commands.training_time import MEASURED_STEPS
 from clearhead.config import TrainSweep
+from clearhead.configfile import refuse_other_verb
 from clearhead.data.text import token_blocks
 from clearhead.model.access import Model
 from clearhead.runs import RunDirectory, environment, read_json, write_json
@@ -61,6 +62,7 @@ def predicted_seconds(planned: Sequence[Planned]) -> float:
 
 def run(config: TrainSweep) -> None:
     """Train what is not finished, measure everything, print the table."""
+    refuse_other_verb(config.out, config)
     model = Model.load(config.model, dtype=config.dtype, device=config.device)
     planned = plan_sweep(config, model)
     with RunDirectory(config.out) as directory:

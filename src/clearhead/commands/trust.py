@@ -34,12 +34,13 @@ def run(config: Trust) -> None:
     """Measure, write the table, print the numbers over all heads."""
     atlas = Atlas(folder_of(config))
     opened = open_run(config)
+    _refuse_other_layer(atlas, opened.layer, config)
     found = measure_trust(
         opened.lorsa,
         opened.model,
         opened.layer,
         opened.blocks,
-        others=[_other(path, opened.lorsa) for path in config.seeds],
+        others=[_other(path, opened.lorsa, config.run) for path in config.seeds],
         heads=config.heads,
         families=_families(atlas, opened.layer),
         n_effects=config.effects,
@@ -61,11 +62,29 @@ def folder_of(config: Trust) -> Path:
     return folder
 
 
-def _other(path: str, lorsa: Lorsa) -> Lorsa:
-    """The Lorsa of another run, on the same device."""
+def _refuse_other_layer(atlas: Atlas, layer: int, config: Trust) -> None:
+    """Raise `ClearheadError` for an atlas of another layer's heads, before anything is measured."""
+    layers = [row["layer"] for row in atlas.sql("select distinct layer from units where kind = 'lorsa'")]
+    if layers and layer not in layers:
+        raise ClearheadError(
+            f"{atlas.path} is of layer {layers[0]} and {config.run} of layer {layer}; type: clearhead analyze "
+            f"{config.run}, and leave out --out"
+        )
+
+
+def _other(path: str, lorsa: Lorsa, run: Path) -> Lorsa:
+    """The Lorsa of another run of the same layer, on the same device."""
+    if Path(path).resolve() == run.resolve():
+        raise ClearheadError(f"--seeds {path} is the run itself; give runs trained from other seeds (--seed)")
     other = load_dictionary_of(path)
     if not isinstance(other, Lorsa):
         raise ClearheadError(f"{path} holds a {type(other).__name__}; --seeds takes runs of `clearhead train lorsa`")
+    for name in ("model", "layer"):
+        mine, theirs = lorsa.provenance.get(name), other.provenance.get(name)
+        if mine != theirs:
+            raise ClearheadError(
+                f"--seeds {path} was trained on {name} {theirs}, and {run} on {mine}; give runs of the same layer"
+            )
     return other.to(lorsa.W_O.device).eval()
 
 
