@@ -1,9 +1,8 @@
 """The verbs that say how faithful decompositions are: a grid of trainings, and the report of what was trained."""
 
-import dataclasses
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 from tyro.conf import Positional
 
@@ -52,10 +51,6 @@ class TrainSweep(OfLayers):
             self._refuse(not getattr(self, option), option, "name at least one")
         self._refuse(bool(self.heads and self.parameters), "parameters", "give --heads or --parameters, not both")
 
-    def to_dict(self) -> dict[str, Any]:
-        """As every verb's, with lists for what names several."""
-        return _listed(self)
-
 
 @dataclass(frozen=True, kw_only=True)
 class Fidelity(Verb):
@@ -85,15 +80,3 @@ class Fidelity(Verb):
     def validate(self) -> None:
         """Counts are positive."""
         self._positive("tokens", "batch-blocks")
-
-    def to_dict(self) -> dict[str, Any]:
-        """As every verb's; the runs are a list of texts."""
-        return _listed(self)
-
-
-def _listed(config: Verb) -> dict[str, Any]:
-    """The configuration as JSON values, tuples as lists."""
-    fields = {field.name: getattr(config, field.name) for field in dataclasses.fields(config)}
-    several = {name: value for name, value in fields.items() if isinstance(value, tuple)}
-    texts = {name: [str(x) if isinstance(x, Path) else x for x in value] for name, value in several.items()}
-    return Verb.to_dict(config) | texts

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from tyro.conf import Positional
 
@@ -23,7 +23,3 @@ class Frontier(Verb):
     def validate(self) -> None:
         """The page is a page, so that the numbers beside it have another name."""
         self._refuse(self.out.suffix != ".html", "out", "name an .html file")
-
-    def to_dict(self) -> dict[str, Any]:
-        """As every verb's; the runs are a list of texts."""
-        return super().to_dict() | {"runs": [str(run) for run in self.runs]}

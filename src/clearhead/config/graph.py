@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 from tyro.conf import Positional
 
@@ -51,10 +51,6 @@ class GraphMerge(Verb):
         """There is something to merge."""
         if len(self.graphs) < 2:
             raise ClearheadError("give the folders of two graphs at least, as in: clearhead graph merge A B --out C")
-
-    def to_dict(self) -> dict[str, Any]:
-        """As every verb's; the graphs are a list of texts."""
-        return super().to_dict() | {"graphs": [str(path) for path in self.graphs]}
 
 
 @dataclass(frozen=True, kw_only=True)

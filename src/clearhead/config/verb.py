@@ -40,7 +40,7 @@ class Verb:
     def to_dict(self) -> dict[str, Any]:
         """The configuration as JSON values, with `schema`, `verb` and the version of clearhead that wrote it."""
         fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
-        plain = {name: str(value) if isinstance(value, Path) else value for name, value in fields.items()}
+        plain = {name: _plain(value) for name, value in fields.items()}
         return {"schema": SCHEMA, "verb": self.verb, "clearhead": clearhead.__version__} | plain
 
     def _refuse(self, broken: bool, option: str, expected: str) -> None:
@@ -104,6 +104,13 @@ class OfLayers(OfText):
         if isinstance(self.layer, str) and self.layer != "all":
             wrong = not all(re.fullmatch(r"-?[0-9]+", word.strip()) for word in self.layer.split(","))
             self._refuse(wrong, "layer", "give a number, several as 5,12,17, or all")
+
+
+def _plain(value: Any) -> Any:
+    """A field as JSON holds it: paths as text, tuples as lists."""
+    if isinstance(value, tuple):
+        return [_plain(item) for item in value]
+    return str(value) if isinstance(value, Path) else value
 
 
 def shortened(text: str, longest: int = 32) -> str:
