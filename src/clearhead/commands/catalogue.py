@@ -6,10 +6,11 @@ from typing import Any
 
 import numpy as np
 
-from clearhead.analysis.behaviours.calibration import Calibration, calibrate
+from clearhead.analysis.behaviours.calibration import Calibration, calibrate_all
 from clearhead.analysis.behaviours.catalogue import Found, build_probes, look_for, rows_of
 from clearhead.analysis.behaviours.reading import LorsaHeads, OriginalHeads, Population, SharedRun
 from clearhead.analysis.behaviours.registry import BEHAVIOURS
+from clearhead.analysis.behaviours.word_model import word_model
 from clearhead.atlas.write import add_tables
 from clearhead.commands.opened import training_of
 from clearhead.commands.table import say, show
@@ -20,7 +21,7 @@ from clearhead.model.access import Model
 from clearhead.runs import environment, write_json
 
 TOKENIZER = "clearhead-tiny"
-"""The model whose tokenizer and logit directions planted units use."""
+"""The model whose tokens planted units use, except those of words."""
 EXAMPLES = 3
 """Units shown of each behaviour and kind."""
 KINDS = {"head": "original heads", "lorsa": "Lorsa heads"}
@@ -41,8 +42,9 @@ def plan(config: Catalogue) -> dict[str, Any]:
 def run(config: Catalogue) -> None:
     """Look for all behaviours, print what was found with examples, and write it."""
     if config.planted:
-        tiny = Model.load(TOKENIZER)
-        show_calibration(calibrate(BEHAVIOURS, tiny, per_kind=config.per_kind, seed=config.seed))
+        models = Model.load(TOKENIZER), word_model()
+        for calibration in calibrate_all(BEHAVIOURS, *models, per_kind=config.per_kind, seed=config.seed):
+            show_calibration(calibration)
         return
     runs = _runs(config)
     model = Model.load(config.model or runs[0][1].model, dtype=config.dtype)
@@ -109,7 +111,7 @@ def show_calibration(calibration: Calibration) -> None:
     rows = {}
     for behaviour in calibration.behaviours:
         if not calibration.tested(behaviour):
-            rows[behaviour.name] = f"not tested: no planted unit has {behaviour.min_cases} cases with this tokenizer"
+            rows[behaviour.name] = f"not tested here: no planted unit acts on {behaviour.min_cases} cases"
             continue
         precision, recall, chance = calibration.rates(behaviour)
         chosen = calibration.choose_threshold(behaviour)
@@ -117,7 +119,7 @@ def show_calibration(calibration: Calibration) -> None:
             f"threshold {behaviour.threshold:.2f} (these units: {'none' if chosen is None else f'{chosen:.2f}'})  "
             f"precision {precision:.3f}  recall {recall:.3f}  on shuffled text {chance:.2%}"
         )
-    show(rows, f"{len(calibration.units)} planted units, tokens of {TOKENIZER}")
+    show(rows, f"{len(calibration.units)} planted units, tokens of {calibration.tokenizer}")
     kinds, table, counts = calibration.confusion()
     say("units found, by what they were planted as (rows) and detector (columns)")
     short = [behaviour.name[:9] for behaviour in calibration.behaviours]

@@ -20,6 +20,12 @@ def tiny():
     return Model.load("clearhead-tiny")
 
 
+@cache
+def keys_of(model, tokens):
+    """One forward for all units that read the same batch."""
+    return predicted_again(model, tokens)
+
+
 def short_probe(model, seed):
     """The batches with expectations, four blocks of each."""
     probe = COPY_SUPPRESSION.probe(model, seed)
@@ -35,7 +41,7 @@ def decoys(model):
     directions = logit_directions(model)
 
     def expected(tokens):
-        return predicted_again(model, tokens)
+        return keys_of(model, tokens)
 
     def before(tokens):
         b, t = tokens.shape
@@ -61,7 +67,7 @@ def planted_cases(seed, size=1):
 
     def plant(model, own):
         habit = COPY_SUPPRESSION.plant(model, own)
-        return Habit(lambda tokens: predicted_again(model, tokens), habit.writes)
+        return Habit(lambda tokens: keys_of(model, tokens), habit.writes)
 
     short = replace(COPY_SUPPRESSION, probe=short_probe, plant=plant)
     return plant_beside(short, model, decoys(model), per_kind=6 * size, each=2 * size, seed=seed)

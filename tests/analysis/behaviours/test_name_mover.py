@@ -11,10 +11,10 @@ from clearhead.analysis.behaviours.name_mover import NAME_MOVER
 from clearhead.analysis.behaviours.reading import Reading
 from clearhead.analysis.behaviours.shown import visible_keys
 from clearhead.analysis.behaviours.token_lists import name_tokens
+from clearhead.analysis.behaviours.word_model import word_model
 from clearhead.model.access import Model
 from clearhead.ops.hash_rng import mix
 from tests.analysis.behaviours.decoys import plant_beside
-from tests.analysis.behaviours.words import word_model
 
 
 def decoys(model):

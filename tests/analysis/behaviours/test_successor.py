@@ -11,9 +11,9 @@ from clearhead.analysis.behaviours.reading import Reading
 from clearhead.analysis.behaviours.shown import visible_keys
 from clearhead.analysis.behaviours.successor import SUCCESSOR
 from clearhead.analysis.behaviours.token_lists import Successors, ordinal_sequences
+from clearhead.analysis.behaviours.word_model import word_model
 from clearhead.ops.hash_rng import mix
 from tests.analysis.behaviours.decoys import plant_beside
-from tests.analysis.behaviours.words import word_model
 
 
 def decoys(model):

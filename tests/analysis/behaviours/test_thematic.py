@@ -106,7 +106,7 @@ def one_unit(z, tokens, parts=None):
 
 def test_lasting_is_the_covariance_of_halves_as_a_share_of_the_variance():
     tokens = torch.zeros(4, 8, dtype=torch.int64)
-    z = torch.rand(4, 8, generator=torch.Generator().manual_seed(0))
+    z = torch.rand(4, 8, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     first, second = z[:, :4].mean(1), z[:, 4:].mean(1)
     covariance = ((first - first.mean()) * (second - second.mean())).sum() / 3
     expected = float(covariance / z.var(unbiased=False))

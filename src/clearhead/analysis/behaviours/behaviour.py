@@ -22,6 +22,8 @@ from clearhead.model.access import Model
 from clearhead.ops.hash_rng import mix
 
 SHUFFLE_DRAW, KEY_DRAW = 101, 102
+OFTEN = 30.0
+"""`Habit.often` of behaviours whose probes are short prompts."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -104,6 +106,8 @@ class Habit:
     """It acts where the token read is one of these; None: everywhere."""
     dense: bool = False
     """Its cases are so many that a unit which acts at every query, as original heads do, may have it."""
+    often: float = 1.0
+    """How much more often than on long text it acts: prompts of a few words have few cases."""
 
 
 @dataclass(frozen=True)

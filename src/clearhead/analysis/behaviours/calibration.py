@@ -8,7 +8,8 @@
                      recall is at least what it is at the interval's beginning, less 5 points; rounded to 0.05
 
 Detectors do not see what a unit was planted as. Nothing here looks at a model's heads; the model gives the tokenizer,
-the probes' texts and the logit directions.
+the probes' texts and the logit directions. Behaviours of words and digits, whose prompts clearhead-tiny cuts into
+pieces, are planted in the tokens of a model that has these words (word_model.py).
 """
 
 from collections.abc import Sequence
@@ -23,6 +24,8 @@ from clearhead.analysis.behaviours.planted import PlantedUnit, PlantedUnits, pla
 from clearhead.model.access import Model
 
 PRECISION, CHANCE = 0.95, 0.01
+OF_WORDS = ("successor", "name_mover", "operand")
+"""Behaviours whose probes are prompts of certain words and digits."""
 GRID = np.arange(1, 20) * 0.05
 
 
@@ -30,6 +33,8 @@ GRID = np.arange(1, 20) * 0.05
 class Calibration:
     """All detectors on one set of planted units."""
 
+    tokenizer: str
+    """Name of the model whose tokens the probes are in."""
     behaviours: tuple[Behaviour, ...]
     units: list[PlantedUnit]
     scores: dict[str, Scores]
@@ -92,6 +97,17 @@ class Calibration:
         return np.sort(score[has]), np.sort(score[~has])[::-1]
 
 
+def calibrate_all(
+    behaviours: Sequence[Behaviour], text: Model, words: Model, *, per_kind: int = 20, seed: int = 0
+) -> list[Calibration]:
+    """Behaviours on text in the tokens of `text`, those of `OF_WORDS` in the tokens of `words`."""
+    calibrations = []
+    for model, of_words in ((text, False), (words, True)):
+        chosen = [behaviour for behaviour in behaviours if (behaviour.name in OF_WORDS) is of_words]
+        calibrations.append(calibrate(chosen, model, per_kind=per_kind, seed=seed))
+    return calibrations
+
+
 def calibrate(behaviours: Sequence[Behaviour], model: Model, *, per_kind: int = 20, seed: int = 0) -> Calibration:
     """Plant `per_kind` units of each behaviour and others beside them, and score them all."""
     units = plant_units(behaviours, model, per_kind, seed)
@@ -104,4 +120,4 @@ def calibrate(behaviours: Sequence[Behaviour], model: Model, *, per_kind: int = 
         dealt = {name: probe.shuffled(seed) for name, probe in own.items()}
         scores |= {name: value for (_, name), value in score_all([population], text, own).items()}
         shuffled |= {name: value for (_, name), value in score_all([population], text, dealt).items()}
-    return Calibration(tuple(behaviours), units, scores, shuffled)
+    return Calibration(model.name, tuple(behaviours), units, scores, shuffled)

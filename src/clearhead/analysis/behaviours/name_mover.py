@@ -18,7 +18,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from clearhead.analysis.behaviours.behaviour import Behaviour, Habit, Probe, Scores
+from clearhead.analysis.behaviours.behaviour import OFTEN, Behaviour, Habit, Probe, Scores
 from clearhead.analysis.behaviours.direct_effect import LEANS, DirectEffect, lean, logit_directions
 from clearhead.analysis.behaviours.reading import Reading
 from clearhead.analysis.behaviours.shown import (
@@ -137,6 +137,7 @@ def plant_name_mover(model: Model, seed: int) -> Habit:
         writes=lambda tokens: lean(directions, tokens, seed, strength),
         only=only,
         dense=True,
+        often=OFTEN,
     )
 
 

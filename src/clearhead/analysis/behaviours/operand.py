@@ -21,7 +21,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from clearhead.analysis.behaviours.behaviour import Behaviour, Habit, Probe, Scores
+from clearhead.analysis.behaviours.behaviour import OFTEN, Behaviour, Habit, Probe, Scores
 from clearhead.analysis.behaviours.reading import Reading
 from clearhead.analysis.behaviours.shown import BestCase
 from clearhead.analysis.behaviours.token_lists import single_token
@@ -142,7 +142,7 @@ def plant_operand(model: Model, seed: int) -> Habit:
         mask[EQUALS_PLACE:, DIGITS["a0"] : DIGITS["a0"] + 1] = True
         return mask.expand(b, t, t)
 
-    return Habit(reads, only=tuple(digit for digit in digits if digit is not None), dense=True)
+    return Habit(reads, only=tuple(digit for digit in digits if digit is not None), dense=True, often=OFTEN)
 
 
 OPERAND = Behaviour(

@@ -92,7 +92,7 @@ def _before_the_copy(tokens: Int[Tensor, "b t"]) -> Tensor:
 def _fifth(tokens: Int[Tensor, "b t"]) -> Tensor:
     b, t = tokens.shape
     mask = torch.zeros(t, t, dtype=torch.bool)
-    mask[8:, 5] = True
+    mask[8:, 5:6] = True
     return mask.expand(b, t, t)
 
 
@@ -120,10 +120,14 @@ def plant_units(behaviours: Sequence[Behaviour], model: Model, per_kind: int, se
             habit = behaviour.plant(model, unit_seed)
             others = [name for name in (*STRAY, *names) if name != behaviour.name]
             units.append(_unit(behaviour.name, habit, share, others, unit_seed))
+    meant = {token for unit in units for token in unit.habit.only or ()}
+    free = [token for token in range(model.d_vocab) if token not in meant]  # a unit for digits may be an operand head
     for name, reads in STRAY.items():
         for _ in range(per_kind):
             unit_seed = int(mix(seed, UNIT_DRAW, len(units))[0] >> 2)
-            few = tuple(int(mix(unit_seed, i)[0] % model.d_vocab) for i in range(40)) if name == "few tokens" else None
+            few = None
+            if name == "few tokens":
+                few = tuple(free[int(mix(unit_seed, i)[0] % len(free))] for i in range(40))
             units.append(_unit(name, Habit(reads, only=few, dense=True), 1.0, ["anything"], unit_seed))
     return units
 
@@ -138,7 +142,7 @@ def _unit(kind: str, habit: Habit, follows: float, others: list[str], seed: int)
         follows,
         others[int(draw[0] * len(others))],
         dense=dense,
-        often=0.002 * 16.0 ** draw[2],
+        often=0.002 * 16.0 ** draw[2] * habit.often,
         focus=low + (high - low) * draw[3],
         reach=REACHES[int(draw[4] * len(REACHES))],
         seed=seed,

@@ -7,6 +7,8 @@ In the second kind the earlier copies of every token are known, their distance d
 tokens are those of text, so that units which act on few tokens act here too.
 """
 
+from functools import lru_cache
+
 import numpy as np
 import torch
 from jaxtyping import Int
@@ -49,6 +51,11 @@ def said_again(blocks: Int[Tensor, "b t"], seed: int) -> Int[Tensor, "b t"]:
 
 
 def pattern_batches(model: Model, seed: int) -> tuple[Int[Tensor, "b t"], ...]:
-    """Batches of natural text, then batches of text said again."""
-    natural, other = natural_blocks(model, (NATURAL + AGAIN) * BATCH).split([NATURAL * BATCH, AGAIN * BATCH])
+    """Batches of natural text, then batches of text said again; the same objects for all probes of one model."""
+    return _pattern_batches(model, seed, NATURAL, AGAIN)
+
+
+@lru_cache(maxsize=1)
+def _pattern_batches(model: Model, seed: int, n_natural: int, n_again: int) -> tuple[Int[Tensor, "b t"], ...]:
+    natural, other = natural_blocks(model, (n_natural + n_again) * BATCH).split([n_natural * BATCH, n_again * BATCH])
     return (*natural.split(BATCH), *said_again(other, seed).split(BATCH))

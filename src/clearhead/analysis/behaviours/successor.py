@@ -15,7 +15,7 @@ direction, so it can be the successor of few elements at most. That a unit reads
 import numpy as np
 import torch
 
-from clearhead.analysis.behaviours.behaviour import Behaviour, Habit, Probe, Scores
+from clearhead.analysis.behaviours.behaviour import OFTEN, Behaviour, Habit, Probe, Scores
 from clearhead.analysis.behaviours.direct_effect import LEANS, DirectEffect, lean, logit_directions
 from clearhead.analysis.behaviours.reading import Reading
 from clearhead.analysis.behaviours.shown import (
@@ -121,6 +121,7 @@ def plant_successor(model: Model, seed: int) -> Habit:
         writes=lambda tokens: lean(directions, tables.following[tokens], seed, strength),
         only=only,
         dense=True,
+        often=OFTEN,
     )
 
 

@@ -8,6 +8,7 @@ go round. The lists are short and our own; names are those of the task ioi.
 """
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 import torch
 from jaxtyping import Int64
@@ -60,6 +61,7 @@ class Successors:
         return cls(sequence, following)
 
 
+@lru_cache(maxsize=2)
 def ordinal_sequences(model: Model) -> list[OrdinalSequence]:
     """The sequences in the tokens of `model`, those behind a space first; shorter ones are left out."""
     found = []
@@ -75,6 +77,7 @@ def ordinal_sequences(model: Model) -> list[OrdinalSequence]:
     return found
 
 
+@lru_cache(maxsize=2)
 def name_tokens(model: Model) -> dict[str, int]:
     """First names that are one token behind a space."""
     pairs = ((name, single_token(model, name)) for name in NAMES.split())

@@ -1,6 +1,7 @@
 """A model whose vocabulary is the words of the detectors' prompts, one token each; its heads are never looked at.
 
-The logit directions are random, those of the words of one list share a part.
+Planted units take tokens and logit directions from it where clearhead-tiny has no token for these words. The directions
+are random; those of the words of one list share a part, as in a trained model.
 """
 
 import re
@@ -17,10 +18,12 @@ from clearhead.model.access import Model
 
 WIDTH = 64
 PIECES = r" ?[A-Za-z]+|\d|\s|[^\sA-Za-z\d]"
+"""A word with the space before it, a digit, or any other single character."""
 
 
 @cache
 def word_model() -> Model:
+    """The model, the same at every call."""
     lists = [words.split() for words in (*ORDINALS.values(), ioi.NAMES)]
     forms = [[form for word in words for form in (word, f" {word}")] for words in lists]
     texts = [*successor.prompts(0), *name_mover.prompts(ioi.NAMES.split(), 0), "The"]
