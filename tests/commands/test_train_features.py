@@ -51,7 +51,7 @@ def test_dry_run_measures_a_few_steps_and_writes_nothing(books, tmp_path, capsys
 def test_what_a_transcoder_run_is_not_for_is_refused(books, tmp_path, capsys):  # noqa: F811
     out = str(tmp_path / "run")
     assert cli.main(["train", "transcoder", *SMALL, *SIZES, "--text", str(books), "--out", out]) == 0
-    assert cli.main(["analyze", out]) == 2
+    assert cli.main(["trust", out]) == 2
     assert "was written by `clearhead train transcoder`" in capsys.readouterr().err
     assert cli.main(["harvest", *SMALL, "--site", "z"]) == 2
     assert "give one of attention, mlp, resid_pre" in capsys.readouterr().err

@@ -51,6 +51,8 @@ class OpenedSparse(NamedTuple):
 
 def training_of(run: Path) -> TrainDictionary:
     """The resolved configuration a run was trained with; raises `ClearheadError` when nothing was trained there."""
+    if not run.exists():
+        raise ClearheadError(f"there is no directory {run}; give one that `clearhead train lorsa` made")
     if not (run / "config.json").exists():
         raise ClearheadError(f"{run} is no run directory: it holds no config.json; `clearhead train lorsa` makes one")
     config = from_file(run)
@@ -102,12 +104,13 @@ def open_dictionary(config: OfRun, model: Model | None = None) -> OpenedDictiona
 
 def open_run(config: OfRun) -> OpenedRun:
     """`open_dictionary` for what takes a Lorsa alone; raises `ClearheadError` for another kind."""
-    _lorsa_training(config.run)
+    lorsa_training(config.run)
     opened = open_dictionary(config)
     return OpenedRun(cast(Lorsa, opened.module), opened.model, int(opened.training.layer or 0), opened.blocks)
 
 
-def _lorsa_training(run: Path) -> TrainLorsa:
+def lorsa_training(run: Path) -> TrainLorsa:
+    """The configuration of a Lorsa's training; raises `ClearheadError` for a run of another verb."""
     training = training_of(run)
     if not isinstance(training, TrainLorsa):
         raise ClearheadError(

@@ -9,7 +9,7 @@ from typing import Any
 
 from clearhead.analysis.trust import measure_trust
 from clearhead.atlas import Atlas, add_tables
-from clearhead.commands.opened import open_run, plan_of
+from clearhead.commands.opened import lorsa_training, open_run, plan_of
 from clearhead.commands.table import say, show
 from clearhead.config import Trust
 from clearhead.dictionaries.load import load_dictionary_of
@@ -56,6 +56,8 @@ def run(config: Trust) -> None:
 
 def folder_of(config: Trust) -> Path:
     """The directory of the atlas: as given, or atlas in the run directory."""
+    lorsa_training(config.run)
+    refuse_several(config.run)
     folder = config.out or config.run / "atlas"
     if not (folder / "atlas.json").exists():
         raise ClearheadError(f"{folder} is no atlas yet; type: clearhead analyze {config.run}")

@@ -151,14 +151,13 @@ def _spread(
                 running.add(pool.submit(unless_stopped, evidence))
                 collect(parallel)
             collect(0)
-        except BaseException:
+        finally:  # after Ctrl-C or a failure, what is under way is waited for and kept, and nothing else begins
             stop.set()
             for future in running:
                 future.cancel()
             for future in wait(running).done:
                 if not future.cancelled() and future.exception() is None:
                     take(future.result())
-            raise
 
 
 def write_explanations(atlas: Atlas, explainer: str, judge: str | None, explained: Sequence[Explained]) -> Atlas:
