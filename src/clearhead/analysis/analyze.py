@@ -16,9 +16,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
 from clearhead.analysis import shares as share
@@ -34,6 +33,7 @@ from clearhead.analysis.neighbours import DirectPath, Neighbourhood
 from clearhead.analysis.reads_writes import meet_neighbours, read_embeddings
 from clearhead.analysis.relations import Related, relation_rows
 from clearhead.analysis.score_parts import explain_heads, heads_named
+from clearhead.analysis.token_texts import TokenTexts
 from clearhead.analysis.unit_rows import head_rows, lorsa_rows
 from clearhead.atlas.read import Atlas
 from clearhead.atlas.write import AtlasWriter
@@ -96,7 +96,7 @@ def analyze(
     contexts, routing, overlaps = units.revisit(routing_tokens, family_tokens)
     lorsa.train(was_training)
 
-    texts = _TokenTexts(model)
+    texts = TokenTexts(model)
     weights = model.weights(layer)
     write = lorsa.W_O.detach()
     output = units.output.coefficients(write, weights.W_O)
@@ -271,18 +271,6 @@ def _meet(lorsa: Lorsa, neighbourhood: Neighbourhood, blocks: TokenBlocks) -> li
         return []
     sample = blocks.tokens[:SCALE_BLOCKS]
     return meet_neighbours(lorsa, neighbourhood, DirectPath(neighbourhood.model, sample, FIRST, neighbourhood.places))
-
-
-class _TokenTexts:
-    """From token ids to their texts as a pyarrow array; an id the tokenizer does not know is shown as `<id>`."""
-
-    def __init__(self, model: Model):
-        known = 0 if model.tokenizer is None else min(len(model.tokenizer), model.d_vocab)
-        texts = model.token_strings(range(known)) if known else []
-        self._texts = pa.array(texts + [f"<{i}>" for i in range(known, model.d_vocab)], pa.string())
-
-    def __call__(self, ids: Int[np.ndarray, " n"]) -> pa.Array:
-        return self._texts.take(pa.array(ids))
 
 
 def _spanning(shares: Mapping[str, Tensor]) -> dict[str, float]:

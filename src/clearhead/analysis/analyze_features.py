@@ -19,6 +19,7 @@ from clearhead.analysis.analyze import EXAMPLES_AT_ONCE, FIRST
 from clearhead.analysis.contexts import Contexts
 from clearhead.analysis.entries import Entries, entries_of
 from clearhead.analysis.examples import ExampleCollector
+from clearhead.analysis.token_texts import TokenTexts
 from clearhead.atlas.read import Atlas
 from clearhead.atlas.write import AtlasWriter
 from clearhead.data.text import TokenBlocks
@@ -75,15 +76,14 @@ def analyze_features(
 
     n_tokens = len(blocks.tokens) * (blocks.context - FIRST)
     rows = _unit_rows(module, layer, n_tokens, activity, examples.top.value[:, 0])
-    texts = pa.array(model.token_strings(range(model.d_vocab)), pa.string())
+    texts = TokenTexts(model)
     metrics = {"analysed_tokens": n_tokens, "analysed_dead_share": float((activity.count == 0).mean())}
     with AtlasWriter(out, _about(module, model, layer, blocks, seed)) as atlas:
         atlas.append("units", rows)
         names, tokens = rows["unit_id"], blocks.tokens.numpy()
         for low in range(0, len(contexts.block), EXAMPLES_AT_ONCE):
             high = min(low + EXAMPLES_AT_ONCE, len(contexts.block))
-            strings = contexts.example_rows(low, high, names, tokens, blocks.document_at, lambda ids: texts.take(ids))
-            atlas.append("examples", strings)
+            atlas.append("examples", contexts.example_rows(low, high, names, tokens, blocks.document_at, texts))
         atlas.append_metrics(layer, module.KIND, metrics)
     return Atlas(out)
 

@@ -18,6 +18,7 @@ from torch import Tensor
 from clearhead.analysis.entries import Entries
 from clearhead.analysis.examples import CATEGORIES, Chosen
 from clearhead.analysis.patterns import Triples, drop_small, z_patterns
+from clearhead.analysis.token_texts import Strings
 from clearhead.dictionaries.lorsa import Lorsa
 
 BEFORE, AFTER = 80, 15
@@ -79,7 +80,7 @@ class Contexts:
         names: list[str],
         tokens: Int[np.ndarray, "blocks t"],
         title: Callable[[int, int], str],
-        strings: Callable[[np.ndarray], pa.Array],
+        strings: Strings,
     ) -> dict[str, Any]:
         """Columns of table `examples` for examples low .. high.
 

@@ -20,12 +20,11 @@ k heads active; memory: the pairs that ever were active together, not all pairs.
                             the number of directions they span, r for r orthogonal ones, 1 for one
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import cache
 from typing import Any, NamedTuple
 
 import numpy as np
-import pyarrow as pa
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float
@@ -34,6 +33,7 @@ from torch import Tensor
 
 from clearhead.analysis.entries import Entries
 from clearhead.analysis.looking import Looks, name_offset
+from clearhead.analysis.token_texts import Strings
 from clearhead.dictionaries.lorsa import Lorsa
 
 OVERLAP = 0.7
@@ -161,7 +161,7 @@ def family_rows(
     layer: int,
     names: Sequence[str],
     looks: Looks,
-    strings: Callable[[np.ndarray], pa.Array],
+    strings: Strings,
 ) -> dict[str, Any]:
     """Columns of table `families`; strings: the texts of an array of token ids."""
     return {
@@ -175,7 +175,7 @@ def family_rows(
     }
 
 
-def label_families(families: Sequence[Family], looks: Looks, strings: Callable[[np.ndarray], pa.Array]) -> list[str]:
+def label_families(families: Sequence[Family], looks: Looks, strings: Strings) -> list[str]:
     """What most keys that matter of the members' strongest examples have in common; empty where nothing does.
 
     In this order: the first token of the text, one distance, one token, the least of some distances that hold them.
@@ -195,7 +195,7 @@ def _label(
     place: NDArray[np.int64],
     offset: NDArray[np.int64],
     key: NDArray[np.int64],
-    strings: Callable[[np.ndarray], pa.Array],
+    strings: Strings,
 ) -> str:
     if not len(place):
         return ""

@@ -13,7 +13,6 @@ Tokens are reported when they occur in two examples at least, more often than in
 embeddings, needs dictionaries (score_parts.py).
 """
 
-from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
@@ -25,6 +24,7 @@ from numpy.typing import NDArray
 from clearhead.analysis.contexts import Contexts
 from clearhead.analysis.examples import CATEGORIES
 from clearhead.analysis.relations import Related
+from clearhead.analysis.token_texts import Strings
 
 KEYS = 3
 """Keys per example that count as those that matter, at most."""
@@ -111,23 +111,27 @@ def base_rates(tokens: Int[np.ndarray, "blocks t"], n_tokens: int) -> NDArray[np
     return np.bincount(tokens.ravel(), minlength=n_tokens) / max(tokens.size, 1)
 
 
-def beyond_chance(counted: Counted, rates: NDArray[np.float64], looks: Looks) -> NDArray[np.bool_]:
-    """Which tokens occur in two examples at least and more often than random draws from the text would bring them."""
-    examples = np.bincount(looks.unit, minlength=int(counted.unit.max(initial=0)) + 1)[counted.unit]
+def beyond_chance(counted: Counted, rates: NDArray[np.float64], looks: Looks, side: str) -> NDArray[np.bool_]:
+    """Which tokens occur in two examples at least and more often than random draws from the text would bring them.
+
+    A draw for each query, or for each key that matters, of which an example may have several.
+    """
+    drawn = looks.unit if side == "query" else looks.unit[looks.example]
+    draws = np.bincount(drawn, minlength=int(counted.unit.max(initial=0)) + 1)[counted.unit]
     rate = rates[counted.what]
-    tail = scipy.stats.binom.sf(counted.cases - 1, examples, np.minimum(rate, 1))
+    tail = scipy.stats.binom.sf(counted.cases - 1, draws, np.minimum(rate, 1))
     return (counted.cases >= 2) & (counted.share > rate) & (tail < CHANCE)
 
 
 def relate_looks(
-    looks: Looks, tokens: Int[np.ndarray, "blocks t"], n_vocabulary: int, strings: Callable[[np.ndarray], pa.Array]
+    looks: Looks, tokens: Int[np.ndarray, "blocks t"], n_vocabulary: int, strings: Strings
 ) -> list[Related]:
     """Relations `query` and `key` from statistics: tokens with their lift, distances with their share."""
     rates = base_rates(tokens, n_vocabulary)
     found = []
     for side in ("query", "key"):
         counted = count_tokens(looks, side)
-        counted = _first(counted, beyond_chance(counted, rates, looks), TOKENS)
+        counted = _first(counted, beyond_chance(counted, rates, looks, side), TOKENS)
         names = np.array([f"embedding.{token}" for token in counted.what.tolist()], dtype=np.str_)
         lift = counted.share / rates[counted.what]
         found.append(Related(side, counted.unit, names, strings(counted.what), lift, counted.share, counted.share))

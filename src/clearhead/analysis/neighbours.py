@@ -33,7 +33,7 @@ STREAM = ("resid_pre", "resid_mid", "resid_post")
 SITES = (*STREAM, "attn_in", "attn_out", "mlp_in", "mlp_out")
 
 
-class Place(NamedTuple):
+class LayerSite(NamedTuple):
     """A site of one layer."""
 
     name: str
@@ -50,8 +50,8 @@ class Neighbour:
     dictionary: Lorsa | Transcoder
     kind: Literal["feature", "lorsa"]
     """The kind of its units."""
-    reads: Place
-    writes: Place
+    reads: LayerSite
+    writes: LayerSite
 
     @property
     def label(self) -> str:
@@ -84,7 +84,7 @@ class Neighbourhood:
         self.model, self.layer = model, layer
         self.neighbours: list[Neighbour] = []
         self._parallel = model.family.parallel
-        seen: dict[tuple[type, Place, Place], str] = {}
+        seen: dict[tuple[type, LayerSite, LayerSite], str] = {}
         for name, dictionary in dictionaries.items():
             neighbour = _place(name, model, dictionary)
             key = (type(dictionary), neighbour.reads, neighbour.writes)
@@ -117,7 +117,7 @@ class Neighbourhood:
 
     def is_twin(self, neighbour: Neighbour) -> bool:
         """Whether it is an SAE of the attention output that the heads make up."""
-        return neighbour.reads == neighbour.writes == Place("attn_out", self.layer)
+        return neighbour.reads == neighbour.writes == LayerSite("attn_out", self.layer)
 
     @property
     def writers(self) -> list[Neighbour]:
@@ -130,10 +130,10 @@ class Neighbourhood:
         return [neighbour for neighbour in self.neighbours if self.is_reader(neighbour)]
 
     @property
-    def places(self) -> list[Place]:
+    def places(self) -> list[LayerSite]:
         """Where the heads and their neighbours read and write."""
         ends = [end for neighbour in self.neighbours for end in (neighbour.reads, neighbour.writes)]
-        return [Place("attn_in", self.layer), Place("attn_out", self.layer), *ends]
+        return [LayerSite("attn_in", self.layer), LayerSite("attn_out", self.layer), *ends]
 
     @property
     def twins(self) -> list[Neighbour]:
@@ -148,7 +148,7 @@ class DirectPath:
     Raises `ClearheadError` for models whose layers do not all attend by softmax.
     """
 
-    def __init__(self, model: Model, tokens: Int[Tensor, "b t"], first: int, places: Iterable[Place]):
+    def __init__(self, model: Model, tokens: Int[Tensor, "b t"], first: int, places: Iterable[LayerSite]):
         parts = Parts(model)
         self.multiplier = parts.multiplier
         self._norms = {place: _norm_at(parts, place) for place in places}
@@ -161,7 +161,7 @@ class DirectPath:
         }
 
     @torch.no_grad()
-    def reading(self, rows: Float[Tensor, "m d"], place: Place) -> Float[Tensor, "m d"]:
+    def reading(self, rows: Float[Tensor, "m d"], place: LayerSite) -> Float[Tensor, "m d"]:
         """Vectors that read a site, as ones that read the stream before it."""
         norm, _ = self._norms[place]
         if norm is None:
@@ -170,7 +170,7 @@ class DirectPath:
         return norm.centre(rows) * self._scales[place]
 
     @torch.no_grad()
-    def writing(self, rows: Float[Tensor, "m d"], place: Place) -> Float[Tensor, "m d"]:
+    def writing(self, rows: Float[Tensor, "m d"], place: LayerSite) -> Float[Tensor, "m d"]:
         """Vectors written at a site, as what they are in the stream behind it."""
         if place.name in STREAM:
             return rows
@@ -181,7 +181,7 @@ class DirectPath:
         return rows * self.multiplier
 
 
-def _norm_at(parts: Parts, place: Place) -> tuple[Norm | None, str]:
+def _norm_at(parts: Parts, place: LayerSite) -> tuple[Norm | None, str]:
     """The norm between a place and the stream, and the site at which it stands."""
     layer, between = place.layer, parts.layers[place.layer]
     before_mlp = "resid_pre" if parts.model.family.parallel else "resid_mid"
@@ -210,13 +210,13 @@ def _place(name: str, model: Model, dictionary: Dictionary) -> Neighbour:
         site = parse(given, model.n_layers) if isinstance(given, str) else None
         if site is None or site.name not in SITES or site.layer is None:
             raise ClearheadError(f"{name}, a {kind}, has the {end} {given}; known are {', '.join(SITES)} of a layer")
-        sites.append(Place(site.name, site.layer))
+        sites.append(LayerSite(site.name, site.layer))
     width = dictionary.config.d_model if isinstance(dictionary, Lorsa) else dictionary.config.d_in
     if width != model.d_model:
         raise ClearheadError(f"{name}, a {kind}, reads {width} numbers, and {model.name} has {model.d_model}")
     return Neighbour(dictionary, "lorsa" if isinstance(dictionary, Lorsa) else "feature", *sites)
 
 
-def names_of(neighbour: Neighbour, side: Place, index: Sequence[int]) -> list[str]:
+def names_of(neighbour: Neighbour, side: LayerSite, index: Sequence[int]) -> list[str]:
     """Names of some of its units; features are named by the layer of the site at which they are met."""
     return [f"{neighbour.kind}.{side.layer}.{number}" for number in index]

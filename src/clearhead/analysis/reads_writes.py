@@ -13,7 +13,6 @@ vectors as they meet, exceeds what the best of as many random directions would r
 signs for heads that keep theirs (`signed-topk`). Logits that are raised and lowered are in table `units`.
 """
 
-from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
@@ -24,8 +23,9 @@ from jaxtyping import Float
 from numpy.typing import NDArray
 from torch import Tensor
 
-from clearhead.analysis.neighbours import DirectPath, Neighbour, Neighbourhood, Place, names_of
+from clearhead.analysis.neighbours import DirectPath, LayerSite, Neighbour, Neighbourhood, names_of
 from clearhead.analysis.relations import Related
+from clearhead.analysis.token_texts import Strings
 from clearhead.dictionaries.lorsa import Lorsa
 from clearhead.model.access import Model
 from clearhead.model.weights import attention_norm
@@ -84,7 +84,7 @@ def normed_embeddings(model: Model, layer: int) -> Float[Tensor, "v d"]:
 
 
 @torch.no_grad()
-def read_embeddings(lorsa: Lorsa, model: Model, layer: int, strings: Callable[[np.ndarray], pa.Array]) -> Related:
+def read_embeddings(lorsa: Lorsa, model: Model, layer: int, strings: Strings) -> Related:
     """Relation `reads` for tokens."""
     norm = attention_norm(model, layer)
     read = lorsa.W_V.detach().float()
@@ -102,7 +102,7 @@ def meet_neighbours(lorsa: Lorsa, neighbourhood: Neighbourhood, path: DirectPath
     layer = neighbourhood.layer
     found = []
     read, write = lorsa.W_V.detach().float(), lorsa.W_O.detach().float()
-    own_in, own_out = Place("attn_in", layer), Place("attn_out", layer)
+    own_in, own_out = LayerSite("attn_in", layer), LayerSite("attn_out", layer)
     for neighbour in neighbourhood.writers:
         decoder = neighbour.decoder.float()
         if neighbour.writes == own_in:  # an SAE of what attention receives: no norm lies between
@@ -120,7 +120,7 @@ def meet_neighbours(lorsa: Lorsa, neighbourhood: Neighbourhood, path: DirectPath
     return found
 
 
-def _related(relation: str, found: Largest, neighbour: Neighbour, side: Place) -> Related:
+def _related(relation: str, found: Largest, neighbour: Neighbour, side: LayerSite) -> Related:
     names = np.array(names_of(neighbour, side, found.other.tolist()), dtype=np.str_)
     labels = pa.array([neighbour.label] * len(found.row), pa.string())
     return Related(relation, found.row, names, labels, found.value)

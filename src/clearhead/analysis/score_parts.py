@@ -13,7 +13,7 @@ with the fewest tokens before the query are taken: the cost is that of tracing a
 of the score; rows have no `share`, which tells them from the statistics of looking.py.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import pyarrow as pa
@@ -23,6 +23,7 @@ from jaxtyping import Int
 from clearhead.analysis.examples import CATEGORIES, Chosen
 from clearhead.analysis.neighbours import Neighbourhood
 from clearhead.analysis.relations import Related
+from clearhead.analysis.token_texts import Strings
 from clearhead.circuits.dictionaries_in_place import Dictionaries
 from clearhead.circuits.qk import ScoreSplit, ask_lorsa, explain
 from clearhead.circuits.sources import open_prompt
@@ -97,7 +98,7 @@ def explain_heads(
     chosen: Chosen,
     tokens: Int[np.ndarray, "blocks t"],
     heads: Sequence[int],
-    strings: Callable[[np.ndarray], pa.Array],
+    strings: Strings,
 ) -> list[Related]:
     """Relations `query` and `key` of some heads, by the exact split of their scores.
 
@@ -114,9 +115,7 @@ def explain_heads(
     ]
 
 
-def _related(
-    side: str, parts: Mapping[int, Mapping[str, float]], named: bool, strings: Callable[[np.ndarray], pa.Array]
-) -> Related:
+def _related(side: str, parts: Mapping[int, Mapping[str, float]], named: bool, strings: Strings) -> Related:
     """The largest parts of each head among the units that mean something, or among the others."""
     rows: list[tuple[int, str, float]] = []
     for head, values in parts.items():
@@ -129,7 +128,7 @@ def _related(
     return Related(side, unit, names, _labels(names.tolist(), strings), value)
 
 
-def _labels(names: Sequence[str], strings: Callable[[np.ndarray], pa.Array]) -> pa.Array:
+def _labels(names: Sequence[str], strings: Strings) -> pa.Array:
     """Tokens by their text; other units have no label."""
     ids = [int(name.split(".")[1]) if name.startswith("embedding.") else -1 for name in names]
     texts = strings(np.maximum(np.array(ids, np.int64), 0)).to_pylist()

@@ -1,6 +1,6 @@
 """The units of one attention layer: as `Unit`s with their vectors, and as rows of the atlas."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,6 +11,7 @@ from torch import Tensor
 from clearhead.analysis.activity import Activity
 from clearhead.analysis.logits import LogitEffects
 from clearhead.analysis.shares import frobenius, participation, value_weights
+from clearhead.analysis.token_texts import Strings
 from clearhead.dictionaries.lorsa import Lorsa
 from clearhead.model.access import Model
 from clearhead.units.unit import Unit
@@ -37,7 +38,7 @@ def lorsa_rows(
     strongest: Float[np.ndarray, " n"],
     effects: LogitEffects,
     shares: Mapping[str, Float[Tensor, "n h"]],
-    strings: Callable[[np.ndarray], pa.Array],
+    strings: Strings,
 ) -> dict[str, Any]:
     """Columns of table `units` for the heads of a Lorsa.
 
@@ -85,7 +86,7 @@ def head_rows(model: Model, layer: int) -> dict[str, Any]:
     }
 
 
-def _effects(logits: Float[Tensor, "n k"], ids: Tensor, strings: Callable[[np.ndarray], pa.Array]) -> pa.ListArray:
+def _effects(logits: Float[Tensor, "n k"], ids: Tensor, strings: Strings) -> pa.ListArray:
     n, k = logits.shape
     flat = ids.reshape(-1).cpu().numpy()
     effects = pa.StructArray.from_arrays(
