@@ -8,7 +8,7 @@ import torch
 
 from clearhead import cli
 from clearhead.commands.fidelity_report import across_layers, fits_of, report_of
-from clearhead.commands.fidelity_runs import Found, choose, find_runs, is_equal, most_alike, refuse_unlike
+from clearhead.commands.fidelity_runs import TrainedRun, choose, find_runs, is_equal, most_alike, refuse_unlike
 from clearhead.config import TrainLorsa, TrainSae, TrainTranscoder
 from clearhead.errors import ClearheadError
 from clearhead.training.transcoder import train_transcoder
@@ -101,12 +101,12 @@ def test_runs_of_other_sites_are_left_out_of_a_folder_and_refused_alone(text, tm
 def test_a_lorsa_is_compared_with_what_had_its_budget(tmp_path):
     shared = {"layer": 3, "tokens": 1000, "k": 8}
     found = [
-        Found(tmp_path, "reference", TrainLorsa(init="reference", heads=999, **shared)),
-        Found(tmp_path, "small", TrainLorsa(heads=64, **shared)),
-        Found(tmp_path, "main", TrainLorsa(heads=128, **shared)),
-        Found(tmp_path, "seed", TrainLorsa(heads=128, seed=1, **shared)),
-        Found(tmp_path, "longer", TrainSae(site="attn_out", **{**shared, "tokens": 9000})),
-        Found(tmp_path, "sae", TrainSae(site="attn_out", **shared)),
+        TrainedRun(tmp_path, "reference", TrainLorsa(init="reference", heads=999, **shared)),
+        TrainedRun(tmp_path, "small", TrainLorsa(heads=64, **shared)),
+        TrainedRun(tmp_path, "main", TrainLorsa(heads=128, **shared)),
+        TrainedRun(tmp_path, "seed", TrainLorsa(heads=128, seed=1, **shared)),
+        TrainedRun(tmp_path, "longer", TrainSae(site="attn_out", **{**shared, "tokens": 9000})),
+        TrainedRun(tmp_path, "sae", TrainSae(site="attn_out", **shared)),
     ]
     sizes = [999, 500, 1000, 1000, 1000, 950]
     chosen = choose(found, sizes)
@@ -116,7 +116,7 @@ def test_a_lorsa_is_compared_with_what_had_its_budget(tmp_path):
     assert most_alike(found, sizes, 2, kind="transcoder") is None
     assert choose(found[4:], sizes[4:]) is None
     with pytest.raises(ClearheadError, match="differ in their context: 256 and 64"):
-        refuse_unlike([found[0], Found(tmp_path, "other", TrainLorsa(context=64))])
+        refuse_unlike([found[0], TrainedRun(tmp_path, "other", TrainLorsa(context=64))])
 
 
 def test_only_pairs_of_equal_budget_count_over_layers_and_series_differ_in_one_thing():

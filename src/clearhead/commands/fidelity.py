@@ -11,7 +11,7 @@ from clearhead.analysis.fidelity.errors import Comparison, LayerErrors, measure_
 from clearhead.commands.fidelity_report import across_layers, fits_of, print_report, write_page
 from clearhead.commands.fidelity_runs import (
     REFERENCE,
-    Found,
+    TrainedRun,
     choose,
     find_runs,
     is_equal,
@@ -61,7 +61,7 @@ def run(config: Fidelity) -> None:
     say("next: clearhead replace --dictionaries RUN RUN ... puts several layers in place and shows how errors add up")
 
 
-def measure(config: Fidelity, found: Sequence[Found]) -> dict[str, Any]:
+def measure(config: Fidelity, found: Sequence[TrainedRun]) -> dict[str, Any]:
     """The report on these runs, which belong to one model, text and context."""
     training = found[0].training
     model = Model.load(training.model, dtype=config.dtype or training.dtype, device=config.device)
@@ -74,7 +74,7 @@ def measure(config: Fidelity, found: Sequence[Found]) -> dict[str, Any]:
         at_most=True,
     )
     found = sorted(found, key=lambda run: run.layer)
-    by_layer: dict[int, list[Found]] = {}
+    by_layer: dict[int, list[TrainedRun]] = {}
     for one in found:
         by_layer.setdefault(one.layer, []).append(one)
     candidates = {layer: [load_candidate(one, model) for one in own] for layer, own in by_layer.items()}
@@ -116,7 +116,7 @@ def measure(config: Fidelity, found: Sequence[Found]) -> dict[str, Any]:
     }
 
 
-def _rows(own: Sequence[Found], parameters: Sequence[int], errors: LayerErrors) -> list[dict[str, Any]]:
+def _rows(own: Sequence[TrainedRun], parameters: Sequence[int], errors: LayerErrors) -> list[dict[str, Any]]:
     rows = []
     for one, size, candidate, metrics in zip(own, parameters, errors.candidates, errors.metrics(), strict=True):
         told = {
@@ -134,7 +134,7 @@ def _rows(own: Sequence[Found], parameters: Sequence[int], errors: LayerErrors) 
     return rows
 
 
-def _partners(own: Sequence[Found], parameters: Sequence[int], comparison: Comparison) -> dict[str, Any]:
+def _partners(own: Sequence[TrainedRun], parameters: Sequence[int], comparison: Comparison) -> dict[str, Any]:
     """By name, the run that the layer's Lorsa is compared with, and whether budgets were equal; None without one."""
     main = comparison.main
     places = {

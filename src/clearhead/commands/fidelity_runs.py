@@ -24,7 +24,7 @@ REFERENCE = "reference"
 
 
 @dataclasses.dataclass(frozen=True)
-class Found:
+class TrainedRun:
     """One finished run that predicts a layer's attn_out."""
 
     path: Path
@@ -48,7 +48,7 @@ class Found:
         return self.training.init if isinstance(self.training, TrainLorsa) else None
 
 
-def find_runs(paths: Sequence[Path]) -> tuple[list[Found], list[tuple[Path, str]]]:
+def find_runs(paths: Sequence[Path]) -> tuple[list[TrainedRun], list[tuple[Path, str]]]:
     """The finished runs of attention in `paths` and the folders in them, and what was left out, with the reason.
 
     Raises `ClearheadError` for a directory named itself that is no such run, and where none is found.
@@ -83,7 +83,9 @@ def find_runs(paths: Sequence[Path]) -> tuple[list[Found], list[tuple[Path, str]
             f"{', '.join(map(str, paths))} holds no finished dictionary of attention; `clearhead train lorsa`, "
             "`train sae --site attn_out` and `train sweep` make them"
         )
-    return [Found(path, name, found[path]) for path, name in zip(found, short_names(list(found)), strict=True)], left
+    return [
+        TrainedRun(path, name, found[path]) for path, name in zip(found, short_names(list(found)), strict=True)
+    ], left
 
 
 def why_not(run: Path, training: TrainDictionary) -> str:
@@ -110,7 +112,7 @@ def short_names(paths: Sequence[Path]) -> list[str]:
     raise ClearheadError("a run is named twice; name every run once")
 
 
-def refuse_unlike(found: Sequence[Found]) -> None:
+def refuse_unlike(found: Sequence[TrainedRun]) -> None:
     """Raise `ClearheadError` unless all runs belong to one model, text and context."""
     for field in ("model", "text", "context", "dtype"):
         values = list(dict.fromkeys(str(getattr(run.training, field)) for run in found))
@@ -120,7 +122,7 @@ def refuse_unlike(found: Sequence[Found]) -> None:
             )
 
 
-def load_candidate(run: Found, model: Model) -> Candidate:
+def load_candidate(run: TrainedRun, model: Model) -> Candidate:
     """The run's dictionary on the model's device; raises `ClearheadError` where it was trained on another site."""
     module: Any = KINDS[run.kind].from_pretrained(run.path / run.kind).to(model.device).eval()
     reads = run.training.sites()[0] if isinstance(run.training, TrainSae | TrainTranscoder) else ATTENTION[0]
@@ -128,7 +130,7 @@ def load_candidate(run: Found, model: Model) -> Candidate:
     return Candidate(run.name, run.layer, module, reads)
 
 
-def _refuse_other_place(run: Found, module: SavedDictionary, reads: str) -> None:
+def _refuse_other_place(run: TrainedRun, module: SavedDictionary, reads: str) -> None:
     named = {name: module.provenance.get(name) for name in ("model", "layer", "input_site", "output_site")}
     asked = {
         "model": run.training.model,
@@ -141,7 +143,7 @@ def _refuse_other_place(run: Found, module: SavedDictionary, reads: str) -> None
         raise ClearheadError(f"the dictionary in {run.path} has {'; '.join(other)}; restore its config.json")
 
 
-def choose(found: Sequence[Found], parameters: Sequence[int]) -> Comparison | None:
+def choose(found: Sequence[TrainedRun], parameters: Sequence[int]) -> Comparison | None:
     """The Lorsa of one layer that is reported on and the SAE it is compared with, by their places; None without Lorsa.
 
     The Lorsa: not of the reference's initialisation where there is another; then the largest, the longest trained, the
@@ -164,7 +166,7 @@ def choose(found: Sequence[Found], parameters: Sequence[int]) -> Comparison | No
 
 
 def most_alike(
-    found: Sequence[Found],
+    found: Sequence[TrainedRun],
     parameters: Sequence[int],
     main: int,
     *,
@@ -191,7 +193,7 @@ def most_alike(
     return min(others, key=distance, default=None)
 
 
-def is_equal(found: Sequence[Found], parameters: Sequence[int], one: int, other: int) -> bool:
+def is_equal(found: Sequence[TrainedRun], parameters: Sequence[int], one: int, other: int) -> bool:
     """Whether two runs had equal budgets: tokens, active units and parameters."""
     a, b = found[one].training, found[other].training
     close = abs(parameters[one] - parameters[other]) <= EQUAL * parameters[one]

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from clearhead.analysis.fidelity.errors import measure_errors
-from clearhead.commands.fidelity_runs import Found, load_candidate
+from clearhead.commands.fidelity_runs import TrainedRun, load_candidate
 from clearhead.commands.structure import without_weights
 from clearhead.commands.table import duration, say
 from clearhead.commands.training_time import MEASURED_STEPS
@@ -93,7 +93,7 @@ def measure(config: TrainSweep, model: Model, planned: Sequence[Planned]) -> dic
     rows = []
     for layer in dict.fromkeys(one.layer for one in planned):
         own = [one for one in planned if one.layer == layer]
-        candidates = [load_candidate(Found(one.directory, one.name, one.config), model) for one in own]
+        candidates = [load_candidate(TrainedRun(one.directory, one.name, one.config), model) for one in own]
         for one, metrics in zip(own, measure_errors(model, blocks, candidates)[layer].metrics(), strict=True):
             record = metrics | text | {"config": config.to_dict(), "environment": environment()}
             write_json(one.directory / "evaluation.json", record)
