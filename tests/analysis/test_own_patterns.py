@@ -110,3 +110,11 @@ def test_a_shared_pattern_is_nobodys_own(lorsa):
     assert (found.share, found.low, found.high) == (0.0, 0.0, 0.0)
     with pytest.raises(ClearheadError, match="no head was active"):
         own_share(lorsa, lambda: [X[:1, :2]])
+
+
+def test_a_lorsa_in_float64_has_the_same_ranks(make_lorsa):
+    options = {"n_heads": 12, "n_groups": 2, "k": 4, "patterns_per_group": 3}
+    plain, precise = make_lorsa(**options), make_lorsa(**options).double()
+    double = lambda: [x.double() for x in batches()]  # noqa: E731
+    assert torch.allclose(head_ranks(plain, batches).kept, head_ranks(precise, double).kept, atol=1e-4, equal_nan=True)
+    assert own_share(precise, double).share == own_share(plain, batches).share

@@ -81,7 +81,7 @@ def head_ranks(
     lorsa = _in_singular_directions(lorsa)
     n, where = lorsa.n_heads, torch.tensor(lorsa.config.coordinates)
     count = int(where.max()) + 1
-    matters, cases = torch.zeros(n, count), torch.zeros(n, dtype=torch.int64)
+    matters, cases = lorsa.W_V.new_zeros(n, count), torch.zeros(n, dtype=torch.int64)
     for rows in _active_rows(lorsa, batches, tokens_per_head, first):
         total, part = rows.scores.sum(-1), rows.scores.new_zeros(len(rows.head), count)
         for a in STEPS:
@@ -127,7 +127,7 @@ def own_share(
     Raises `ClearheadError` when no head is active often enough.
     """
     c, n = lorsa.config, lorsa.n_heads
-    total, cases = torch.zeros(n, c.patterns_per_group), torch.zeros(n, dtype=torch.int64)
+    total, cases = lorsa.W_V.new_zeros(n, c.patterns_per_group), torch.zeros(n, dtype=torch.int64)
     own = torch.arange(n) // c.pattern_size % c.patterns_per_group
     for x in _single_blocks(batches):
         query, head = _active(lorsa, x, cases, tokens_per_head, first)

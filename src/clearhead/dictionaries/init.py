@@ -131,7 +131,9 @@ def copy_queries_keys(lorsa: Lorsa, w: AttentionWeights, host: Tensor, input_sca
         for own, norm in ((lorsa.q_gain, w.q_norm), (lorsa.k_gain, w.k_norm)):
             if norm is not None and norm.bias is not None:
                 raise ClearheadError("a Lorsa cannot imitate this layer exactly: its query-key norm has a bias")
-            if norm is not None and norm.gain is not None:
+            if norm is None or norm.gain is None:
+                own.fill_(1.0)
+            else:
                 own.copy_(norm.gain.expand(len(w.W_Q), -1)[host])
     if lorsa.config.sinks and w.sinks is not None:
         lorsa.sink.copy_(w.sinks[host].repeat_interleave(lorsa.config.patterns_per_group))
