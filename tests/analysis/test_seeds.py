@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from scipy.sparse import csr_matrix
 
 from clearhead.analysis.entries import entries_of
 from clearhead.analysis.seeds import STABLE, activations, likeness, match, stability
@@ -102,3 +103,18 @@ def test_lorsas_that_do_not_belong_together_are_refused(make_lorsa, lorsa, x):
         likeness(lorsa, make_lorsa(activation="signed-topk"), z, z, TOKENS)
     with pytest.raises(ClearheadError, match="at least one other"):
         stability(lorsa, z, [], n_blocks=B, context=T)
+
+
+def test_heads_that_never_vary_do_not_come_back_and_intervals_hold_the_value(make_lorsa):
+    """Over the same tokens: were position 0 counted, an amount that is always the same would seem to vary there."""
+    lorsa = make_lorsa()
+    z = np.abs(np.random.default_rng(0).normal(size=(B, T, lorsa.n_heads)))
+    z[:, :, 0], z[:, :, 1] = 0.7, 0.1
+    z[:, 0] = 0
+    z = csr_matrix(z.reshape(B * T, -1))
+    back = stability(lorsa, z, [(lorsa, z)], n_blocks=B, context=T)
+    assert back.value[:2].tolist() == back.low[:2].tolist() == back.high[:2].tolist() == [0, 0]
+    assert np.allclose(back.value[2:], 1)
+    noise = z.multiply(np.random.default_rng(1).random(z.shape) < 0.5).tocsr()
+    alone = stability(lorsa, z[:T], [(lorsa, noise[:T])], n_blocks=1, context=T)
+    assert np.allclose(alone.low, alone.value) and np.allclose(alone.high, alone.value)

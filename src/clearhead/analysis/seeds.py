@@ -31,6 +31,8 @@ STABLE = 0.5
 """From here on a head counts as found again: for example 0.7 in activation and 0.7 in what it writes."""
 STRETCHES = 32
 """Parts of the text that intervals resample."""
+ROUNDING = 1e-12
+"""A variance that is no larger than this share of the mean square is none."""
 
 
 class Match(NamedTuple):
@@ -112,7 +114,7 @@ def stability(
         found = match(likeness(lorsa, other, z, theirs, n_tokens))
         value += found.alike / len(others)
         chance += match(likeness(lorsa, other, z, theirs, n_tokens, shuffle=seed)).alike / len(others)
-        resampled += _resampled(lorsa, other, z, theirs, found, drawn, n_blocks) / len(others)
+        resampled += _resampled(lorsa, other, z, theirs, found, drawn, n_blocks, first) / len(others)
     low, high = bounds(resampled)
     active = np.diff(z.tocsc().indptr) > 0
     return Stability(*(np.where(active, values, np.nan) for values in (value, low, high, chance)))
@@ -131,6 +133,7 @@ def _resampled(
     found: Match,
     drawn: Float[np.ndarray, "r g"],
     n_blocks: int,
+    first: int,
 ) -> Float[np.ndarray, "r n"]:
     """Every head's likeness to its partner on resampled stretches of text."""
     paired = found.partner >= 0
@@ -139,10 +142,10 @@ def _resampled(
     context = z.shape[0] // n_blocks
     stretch = np.repeat(stretch_of(np.arange(n_blocks), n_blocks), context)
     collect = csr_matrix((np.ones(len(stretch)), (stretch, np.arange(len(stretch)))))
-    size = drawn @ np.bincount(stretch).astype(np.float64)
+    size = drawn @ (np.bincount(stretch) / context * (context - first))
     parts = (z, aligned, z.multiply(z), aligned.multiply(aligned), z.multiply(aligned))
     x, y, xx, yy, xy = (drawn @ np.asarray((collect @ part).todense()) / size[:, None] for part in parts)
-    spread = np.sqrt(np.maximum(xx - x * x, 0) * np.maximum(yy - y * y, 0))
+    spread = np.sqrt(_variance(x, xx) * _variance(y, yy))
     with np.errstate(divide="ignore", invalid="ignore"):
         correlation = np.where(spread > 0, (xy - x * y) / spread, 0.0)
     if lorsa.config.activation == "signed-topk":
@@ -154,7 +157,13 @@ def _moments(z: csr_matrix, n_tokens: int) -> tuple[Float[np.ndarray, " n"], Flo
     """Mean and standard deviation per unit."""
     mean = np.asarray(z.sum(0))[0] / n_tokens
     square = np.asarray(z.multiply(z).sum(0))[0] / n_tokens
-    return mean, np.sqrt(np.maximum(square - mean**2, 0))
+    return mean, np.sqrt(_variance(mean, square))
+
+
+def _variance(mean: NDArray[np.float64], square: NDArray[np.float64]) -> NDArray[np.float64]:
+    """0 where it is rounding: a unit that is always active by the same amount correlates with nothing."""
+    variance = square - mean**2
+    return np.where(variance > ROUNDING * square, variance, 0.0)
 
 
 def _directions(lorsa: Lorsa) -> Float[np.ndarray, "n d"]:
