@@ -11,7 +11,7 @@ import torch
 
 from clearhead.data import store as store_module
 from clearhead.data.harvest import LiveActivations, batches
-from clearhead.data.store import ActivationStore, write_store, write_stores
+from clearhead.data.store import ActivationStore, store_of_layer, write_store, write_stores
 from clearhead.errors import ClearheadError, CorruptFileError, NonFiniteError, UnknownNameError
 from clearhead.runs import RunDirectory, read_json, write_json
 
@@ -265,6 +265,8 @@ def test_several_layers_come_from_one_forward_and_equal_what_each_gives_alone(
     assert [store.index["layer"] for store in stores] == [0, 1]
     assert _files(tmp_path / "1") == _files(written.path)
     assert _equal(stores[0].batch([7, 0]), below.batch([7, 0]))
+    assert store_of_layer(tmp_path, 1) == store_of_layer(tmp_path / "1", 1) == tmp_path / "1"
+    assert store_of_layer(tmp_path, 2) == tmp_path
     assert len(runs) == 4 and all(len(read) == 4 for read in runs)
 
 

@@ -30,6 +30,9 @@ def test_the_kind_is_read_from_the_files(kind, tmp_path):
 def test_other_kinds_and_empty_places_are_refused(tmp_path):
     with pytest.raises(ClearheadError, match="holds no config.json"):
         load_dictionary_of(tmp_path)
+    (tmp_path / "layers" / "3").mkdir(parents=True)
+    with pytest.raises(ClearheadError, match="name those wanted, as .*3"):
+        load_dictionary_of(tmp_path / "layers")
     (tmp_path / "config.json").write_text(json.dumps({"kind": "transcodre"}))
     with pytest.raises(UnknownNameError, match="did you mean 'transcoder'"):
         load_dictionary_of(tmp_path)

@@ -4,7 +4,7 @@ import pytest
 
 from clearhead.errors import ClearheadError
 from clearhead.explain.answers import Answers, Spending, Stopped
-from clearhead.explain.endpoint import IN_A_ROW, TRIES, Endpoint, Prompt, address
+from clearhead.explain.endpoint import IN_A_ROW, TRIES, Endpoint, Prompt, address, read_body
 from tests.explain.server import Server
 
 ASK = Prompt("Answer.", "1. (from token 0) a the", 50)
@@ -170,7 +170,19 @@ def test_tokens_are_estimated_where_the_endpoint_does_not_count(server, make_end
     assert not endpoint.answers.counted
 
 
-@pytest.mark.parametrize("url", ["localhost:8000", "ftp://a/v1", "http://", "file:///etc/passwd", ""])
+@pytest.mark.parametrize(
+    "url",
+    [
+        "localhost:8000",
+        "ftp://a/v1",
+        "http://",
+        "file:///etc/passwd",
+        "",
+        "http://[a/v1",
+        "http://a:b/v1",
+        "http://a b/",
+    ],
+)
 def test_what_is_no_address_is_refused(url):
     with pytest.raises(ClearheadError, match="is no address"):
         address(url)
@@ -179,3 +191,8 @@ def test_what_is_no_address_is_refused(url):
 def test_addresses():
     assert address("https://a.org/v1/") == address("https://a.org/v1/chat/completions")
     assert json.dumps(address("http://h:1")) == '"http://h:1/chat/completions"'
+
+
+def test_half_a_character_in_an_answer_can_be_written_down():
+    answer = read_body(b'{"choices": [{"message": {"content": "a \\ud800 b"}}]}')
+    assert answer.text == "a ? b"

@@ -1,8 +1,8 @@
 import pytest
 import torch
 
-from clearhead.errors import ClearheadError
-from clearhead.explain.answers import Answers, Spending
+from clearhead.explain.answers import Answers, Spending, Stopped
+from clearhead.explain.endpoint import IN_A_ROW
 from clearhead.explain.evidence import Text, read_evidence
 from clearhead.explain.local import LETTERS, LocalExplainer, LocalJudge, LocalModel
 from clearhead.explain.questions import AMONG, Case, Question
@@ -107,6 +107,15 @@ def test_a_model_writes_on(make_local, monkeypatch):
     assert "\n" not in text and make_local().continuation("The cat sat on the") == text
 
 
-def test_a_prompt_longer_than_the_context_is_refused(make_local):
-    with pytest.raises(ClearheadError, match="reads 128 tokens"):
-        make_local().log_probabilities("the cat " * 100, [" Yes"])
+def test_a_prompt_longer_than_the_context_has_no_answer_and_many_end_the_run(make_local):
+    local = make_local()
+
+    def ask():
+        return local.log_probabilities("the cat " * 100, [" Yes"])
+
+    assert [ask() for _ in range(IN_A_ROW - 1)] == [None] * (IN_A_ROW - 1)
+    assert local.log_probabilities("the cat", [" Yes"]) is not None
+    assert [ask() for _ in range(IN_A_ROW - 1)] == [None] * (IN_A_ROW - 1)
+    with pytest.raises(Stopped, match="reads 128 tokens"):
+        ask()
+    assert local.spending.failed == 2 * IN_A_ROW - 1

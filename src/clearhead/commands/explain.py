@@ -117,6 +117,8 @@ def run(config: Explain) -> None:
     show({key: value for key, value in summary.items() if key != "comparisons"}, f"explained in {written.path}")
     if others is not None and not reason:
         _show_comparisons(compared)
+    if spending.failed:
+        say(f"{spending.failed} asked in vain, the last: {spending.failure}")
     if reason:
         say(f"ended early: {reason}. What was explained is kept; the same command goes on from there")
 

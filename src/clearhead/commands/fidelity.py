@@ -58,7 +58,11 @@ def run(config: Fidelity) -> None:
         print_report(report)
         page = write_page(config.out, config.out / "page.html")
     say(f"page: {page}; numbers: {config.out / 'summary.json'}")
-    say("next: clearhead replace --dictionaries RUN RUN ... puts several layers in place and shows how errors add up")
+    mains = {layer["main"] for layer in report["layers"]}
+    if len(mains) > 1:
+        places = " ".join(row["path"] for row in report["runs"] if row["run"] in mains)
+        say("next, how errors of several layers add up:")
+        say(f"  clearhead replace --model {report['model']} --dictionaries {places}")
 
 
 def measure(config: Fidelity, found: Sequence[TrainedRun]) -> dict[str, Any]:

@@ -48,4 +48,8 @@ def run(config: Harvest) -> None:
     trains = {"attention": "lorsa", "mlp": "transcoder"}.get(config.site, f"sae --site {config.site}")
     several = isinstance(config.layer, str)
     given, place = (config.layer, stores[0].path.parent) if several else (layers[0], stores[0].path)
-    say(f"next: clearhead train {trains} --model {config.model} --layer {given} --store {place}")
+    text = "" if config.text == type(config).text else f" --text {config.text}"
+    say(
+        f"next: clearhead train {trains} --model {config.model} --layer {given} --context {config.context}{text} "
+        f"--store {place}"
+    )

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from clearhead.commands.table import say, spelled
+from clearhead.errors import ClearheadError
 
 
 def runs_in(path: Path) -> list[Path]:
@@ -13,6 +14,13 @@ def runs_in(path: Path) -> list[Path]:
         return [path]
     numbered = [folder for folder in path.glob("*") if folder.name.isdecimal() and (folder / "config.json").exists()]
     return sorted(numbered, key=lambda folder: int(folder.name)) or [path]
+
+
+def refuse_several(path: Path) -> None:
+    """Raise `ClearheadError` for a directory of several layers, where a verb takes the run of one."""
+    runs = runs_in(path)
+    if runs != [path]:
+        raise ClearheadError(f"{path} holds a run for each of {len(runs)} layers; name one, as {runs[0]}")
 
 
 def show_layers(

@@ -33,7 +33,8 @@ def run_layers(config: OfLayer, recipe: Recipe) -> None:
     show_layers(trained.summaries, COLUMNS, trained.left_out, f"trained in {trained.out}, a directory for each layer")
     if config.store is None:
         say(f"their activations stay in {trained.out / 'stores'}; give it as --store to train others, or delete it")
-    say(f"next: clearhead evaluate {trained.out}; then analyze, and view one of them")
+    first = trained.out / str(min(trained.summaries))
+    say(f"next: clearhead evaluate {trained.out}; clearhead analyze {trained.out}; clearhead view {first}")
 
 
 def plan_layers(config: OfLayer, recipe: Recipe, sizes: Callable[[Any], tuple[dict[str, Any], int]]) -> dict[str, Any]:

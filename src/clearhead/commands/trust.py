@@ -9,6 +9,7 @@ from typing import Any
 
 from clearhead.analysis.trust import measure_trust
 from clearhead.atlas import Atlas, add_tables
+from clearhead.commands.layers import refuse_several
 from clearhead.commands.opened import lorsa_training, open_run, plan_of
 from clearhead.commands.table import say, show
 from clearhead.config import Trust
@@ -56,8 +57,8 @@ def run(config: Trust) -> None:
 
 def folder_of(config: Trust) -> Path:
     """The directory of the atlas: as given, or atlas in the run directory."""
-    lorsa_training(config.run)
     refuse_several(config.run)
+    lorsa_training(config.run)
     folder = config.out or config.run / "atlas"
     if not (folder / "atlas.json").exists():
         raise ClearheadError(f"{folder} is no atlas yet; type: clearhead analyze {config.run}")

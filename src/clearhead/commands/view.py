@@ -5,6 +5,7 @@ from typing import Any
 
 from clearhead.atlas.read import Atlas
 from clearhead.commands import curve_report, fidelity_report, graph_report
+from clearhead.commands.layers import refuse_several
 from clearhead.commands.sparse_report import evaluation_of, is_sparse_run
 from clearhead.commands.sparse_report import write_page as write_sparse_page
 from clearhead.commands.table import say
@@ -66,6 +67,7 @@ def atlas_of(run: Path) -> Path:
             return folder
     if (run / "lorsa").exists():
         raise ClearheadError(f"{run} has not been analysed yet; type: clearhead analyze {run}")
+    refuse_several(run)
     raise ClearheadError(
         f"{run} holds no atlas, no graph and is no run directory; `clearhead analyze RUN` writes an atlas, and so "
         "does `clearhead spectral run`; `clearhead trace` writes a graph"

@@ -125,6 +125,12 @@ def _grow(stores: list[_Growing], batch_blocks: int) -> None:
         store.add(parts)
 
 
+def store_of_layer(path: Path, layer: int) -> Path:
+    """The directory itself where it is a store, or that of the layer in a folder of several."""
+    own = path / str(layer)
+    return own if (own / "index.json").exists() and not (path / "index.json").exists() else path
+
+
 class ActivationStore:
     """Serves activations of numbered blocks from a store on disk, as `LiveActivations` does from the model.
 

@@ -207,6 +207,11 @@ def _locate(name: str | Path) -> Path:
     folder = Path(name)
     if folder.is_dir():
         if not (folder / "config.json").exists():
+            layers = sorted(int(own.name) for own in folder.iterdir() if own.name.isdecimal())
+            if layers:
+                raise ClearheadError(
+                    f"{folder} holds a run for each of several layers; name those wanted, as {folder / str(layers[0])}"
+                )
             raise ClearheadError(
                 f"{folder} holds no config.json; give the folder of a saved dictionary, such as runs/NAME/lorsa"
             )
@@ -217,12 +222,13 @@ def _locate(name: str | Path) -> Path:
     if offline():
         raise ClearheadError(f"there is no folder {text}, and the hub was not asked because offline is set")
     from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
     try:
         return Path(snapshot_download(text, allow_patterns=["*.json", "*.safetensors", "*.md"]))
-    except (HfHubHTTPError, LocalEntryNotFoundError) as error:
-        raise ClearheadError(f"there is no folder {text} and the hub gave none by that name: {error}") from error
+    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError) as error:
+        said = str(error).partition("\n")[0]
+        raise ClearheadError(f"there is no folder {text} and the hub gave none by that name: {said}") from error
 
 
 def _card(kind: str, record: dict[str, Any]) -> str:

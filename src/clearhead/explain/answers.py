@@ -115,6 +115,8 @@ class Spending:
     """Answers taken from the file."""
     failed: int = 0
     """Asked in vain, all retries included."""
+    failure: str = ""
+    """Why the last of these."""
     prompt_tokens: float = 0
     completion_tokens: float = 0
 
@@ -158,7 +160,12 @@ class Spending:
             self.prompt_tokens += prompt_tokens
             self.completion_tokens += completion_tokens
 
-    def count(self, name: str) -> None:
-        """One more `cached` or `failed`."""
+    def count_cached(self) -> None:
+        """One more answer from the file."""
         with self._lock:
-            setattr(self, name, getattr(self, name) + 1)
+            self.cached += 1
+
+    def count_failed(self, why: str) -> None:
+        """One more asked in vain."""
+        with self._lock:
+            self.failed, self.failure = self.failed + 1, why

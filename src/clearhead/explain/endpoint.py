@@ -103,7 +103,7 @@ class Endpoint:
         None also when no answer could be had. Raises `Stopped` at a limit or when the endpoint seems to be down,
         `ClearheadError` when it refuses the key, the model or the address.
         """
-        reminder = ""
+        reminder = last = ""
         for _ in range(ASKED):
             asked = prompt._replace(user=prompt.user + reminder)
             answer = self._answer(asked)
@@ -112,8 +112,9 @@ class Endpoint:
             found = read(answer.text)
             if found is not None:
                 return found
+            last = answer.text
             reminder = "\n\nAn earlier answer could not be read. Keep exactly to the form asked for."
-        self.spending.count("failed")
+        self.spending.count_failed(f"{ASKED} answers could not be read, the last began {last[:60]!r}")
         return None
 
     def _answer(self, prompt: Prompt) -> Answer | None:
@@ -122,7 +123,7 @@ class Endpoint:
         key = key_of({"endpoint": self.url, **body})
         held = self.answers.get(key)
         if held is not None:
-            self.spending.count("cached")
+            self.spending.count_cached()
             return held
         expected = prompt.n_bytes / self.answers.bytes_per_token, float(prompt.max_tokens)
         if not self.sending:
@@ -155,7 +156,7 @@ class Endpoint:
         return None
 
     def _note_failure(self, reason: str) -> None:
-        self.spending.count("failed")
+        self.spending.count_failed(reason)
         with self._lock:
             self._failures += 1
             self._last = reason
@@ -204,8 +205,12 @@ class Endpoint:
 
 def address(url: str) -> str:
     """The address to post to; raises `ClearheadError` for what is no http address."""
-    parts = urllib.parse.urlsplit(url)
-    if parts.scheme not in ("http", "https") or not parts.netloc:
+    try:
+        parts = urllib.parse.urlsplit(url)
+        usable = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:  # brackets without an address between them, a port that is no number
+        usable = False
+    if not usable or not url.isascii() or not url.isprintable() or " " in url:
         raise ClearheadError(f"--endpoint {url} is no address; give one as https://api.example.org/v1")
     url = url.rstrip("/")
     return url if url.endswith("/chat/completions") else f"{url}/chat/completions"
@@ -216,14 +221,15 @@ def read_body(raw: bytes) -> Answer:
     try:
         body = json.loads(raw)
         text = body["choices"][0]["message"]["content"]
-    except (json.JSONDecodeError, UnicodeDecodeError, KeyError, IndexError, TypeError) as error:
+    except (json.JSONDecodeError, UnicodeDecodeError, RecursionError, KeyError, IndexError, TypeError) as error:
         raise _Failed(f"the response cannot be read ({error!r})", charged=True) from error
     usage = body.get("usage")
     usage = usage if isinstance(usage, dict) else {}
     counts = [usage.get(name) for name in ("prompt_tokens", "completion_tokens")]
     known = [count if isinstance(count, int) and count >= 0 else None for count in counts]
     # null where a model spent all its tokens before it came to an answer: nothing said
-    return Answer(text if isinstance(text, str) else "", known[0], known[1])
+    text = text if isinstance(text, str) else ""
+    return Answer(text.encode(errors="replace").decode(), known[0], known[1])  # no half surrogates: no file holds them
 
 
 def _seconds(retry_after: str | None) -> float | None:

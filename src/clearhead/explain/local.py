@@ -7,7 +7,7 @@ after a prompt that ends in "Answer:", and p(a | N/A) the same with N/A for ever
 
 so what the model says whatever it is shown cancels. Detection and fuzzing ask about one text at a time and compare Yes
 with No; the intruder is the letter of largest preference. An explanation is written greedily, to the end of its first
-line. What was computed once is kept in the file of answers.
+line. What was computed once is kept in the file of answers. A prompt that is longer than the model reads has no answer.
 """
 
 import json
@@ -20,8 +20,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from clearhead.errors import ClearheadError
-from clearhead.explain.answers import Answer, Answers, Spending, key_of
+from clearhead.explain.answers import Answer, Answers, Spending, Stopped, key_of
+from clearhead.explain.endpoint import IN_A_ROW
 from clearhead.explain.evidence import Evidence
 from clearhead.explain.language_model import read_explanation
 from clearhead.explain.marks import marked, plain, with_pattern
@@ -48,6 +48,7 @@ class LocalModel:
     ):
         self.name, self._load, self.answers, self.spending, self.sending = name, load, answers, spending, sending
         self._lock = threading.Lock()
+        self._too_long = 0
 
     @cached_property
     def model(self) -> Model:
@@ -55,12 +56,12 @@ class LocalModel:
         return self._load()
 
     def log_probabilities(self, prompt: str, options: Sequence[str]) -> list[float] | None:
-        """Of each option, log p after `prompt`; None in a dry run."""
+        """Of each option, log p after `prompt`; None in a dry run and for one too long."""
         answer = self._answer({"prompt": prompt, "options": list(options)}, prompt, 0)
         return None if answer is None else json.loads(answer.text)
 
     def continuation(self, prompt: str) -> str | None:
-        """The first line that the model greedily writes after `prompt`; None in a dry run."""
+        """The first line that the model greedily writes after `prompt`; None in a dry run and for one too long."""
         answer = self._answer({"prompt": prompt, "tokens": WRITTEN_TOKENS}, prompt, WRITTEN_TOKENS)
         return None if answer is None else answer.text
 
@@ -68,7 +69,7 @@ class LocalModel:
         key = key_of({"local": self.name, **request})
         held = self.answers.get(key)
         if held is not None:
-            self.spending.count("cached")
+            self.spending.count_cached()
             return held
         size = len(prompt.encode())
         expected = size / self.answers.bytes_per_token
@@ -79,9 +80,13 @@ class LocalModel:
             tokens = self.model.tokenize(prompt)
             room = self.model.n_ctx
             if room is not None and tokens.shape[1] + max(written, 1) > room:
-                raise ClearheadError(
-                    f"{self.name} reads {room} tokens and a prompt has {tokens.shape[1]}; name one that reads more"
-                )
+                why = f"{self.name} reads {room} tokens and a prompt has {tokens.shape[1]}; name one that reads more"
+                self.spending.count_failed(why)
+                self._too_long += 1
+                if self._too_long >= IN_A_ROW:
+                    raise Stopped(f"{IN_A_ROW} prompts in a row were too long: {why}")
+                return None
+            self._too_long = 0
             text = self._write(tokens) if written else json.dumps(self._compare(tokens, request["options"]))
             settle(tokens.shape[1], written)
             answer = Answer(text, tokens.shape[1], written)
@@ -133,7 +138,7 @@ class LocalExplainer:
         written = self.local.continuation("\n".join([head, *lines, "In all these texts the unit is active on"]))
         text = None if written is None else read_explanation(f"Active on {written}")
         if written is not None and (not written or text is None):
-            self.local.spending.count("failed")
+            self.local.spending.count_failed(f"it wrote {str(written)[:60]!r}, which explains nothing")
             return None
         return None if text is None else Explanation(text)
 

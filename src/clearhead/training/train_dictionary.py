@@ -14,7 +14,7 @@ from typing import Any
 
 from clearhead.config import TrainDictionary
 from clearhead.data.harvest import Activations, LiveActivations
-from clearhead.data.store import ActivationStore
+from clearhead.data.store import ActivationStore, store_of_layer
 from clearhead.data.text import TokenBlocks, token_blocks
 from clearhead.errors import ClearheadError
 from clearhead.model.access import Model
@@ -137,11 +137,11 @@ def provenance(config: TrainDictionary, model: Model, blocks: TokenBlocks, sites
 
 def open_layer(model: Model, config: Any, sites: tuple[str, str]) -> tuple[Source[Activations], TokenBlocks]:
     """The activations of one layer's `sites` to train on: read from a store, or computed from the text as needed."""
-    store = ActivationStore(config.store) if config.store else None
+    layer = layer_of(config)
+    store = ActivationStore(store_of_layer(config.store, layer)) if config.store else None
     # a store is read as a whole, whatever the number of training tokens: fewer are a part of an epoch, more are several
     n_tokens = len(store) * store.context if store else config.tokens
     blocks = token_blocks(model, config.text, split="train", n_tokens=n_tokens, context=config.context, at_most=True)
-    layer = layer_of(config)
     if store is None:
         return LiveActivations(model, blocks, layer, sites=sites), blocks
     store.check(

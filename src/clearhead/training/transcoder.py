@@ -11,7 +11,7 @@ from typing import Any
 from clearhead.config import TrainSae, TrainTranscoder
 from clearhead.data.harvest import Activations
 from clearhead.data.order import indices
-from clearhead.data.store import ActivationStore
+from clearhead.data.store import ActivationStore, store_of_layer
 from clearhead.data.text import TokenBlocks
 from clearhead.dictionaries.init_features import initialise_features
 from clearhead.dictionaries.sae import Sae
@@ -43,7 +43,7 @@ def train_sae(config: TrainSae) -> dict[str, Any]:
 def open_source(model: Model, config: OneLayer) -> tuple[Source[Activations], TokenBlocks]:
     """The activations to train on, and the text they come from."""
     reads, writes = config.sites()
-    held = () if config.store is None else stored_sites(config.store)
+    held = () if config.store is None else stored_sites(store_of_layer(config.store, layer_of(config)))
     if reads != writes or reads not in held or held == (reads, writes):
         return open_layer(model, config, (reads, writes))
     source, blocks = open_layer(model, config, (held[0], held[1]))
