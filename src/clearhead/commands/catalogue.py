@@ -57,13 +57,14 @@ def run(config: Catalogue) -> None:
     if not runs:
         layers = [layer for layer in resolve_layers(config.layer, model.n_layers) if layer in model.attention_layers]
         populations += [OriginalHeads(model, layer, shared) for layer in layers]
-    probes = build_probes(BEHAVIOURS, model, config.seed)
-    found = look_for(populations, BEHAVIOURS, probes, seed=config.seed, by_chance=config.chance)
+    behaviours = [behaviour for behaviour in BEHAVIOURS if behaviour.served_by(model)]
+    probes = build_probes(behaviours, model, config.seed)
+    found = look_for(populations, behaviours, probes, seed=config.seed, by_chance=config.chance)
     show_found(found, model)
     rows = [rows_of(one, model) for one in found]
     for place, (path, _) in enumerate(runs):
         if (path / "atlas").exists():
-            of_run = 2 * len(BEHAVIOURS)  # the Lorsa's heads and the layer's own
+            of_run = 2 * len(behaviours)  # the Lorsa's heads and the layer's own
             add_tables(path / "atlas", {"behaviours": rows[place * of_run : (place + 1) * of_run]})
             say(f"table behaviours written to {path / 'atlas'}")
     target = _target(config)
@@ -77,8 +78,11 @@ def show_found(found: Sequence[Found], model: Model) -> None:
     for behaviour in BEHAVIOURS:
         say(f"{behaviour.title} (score from {behaviour.threshold:.2f} on, {behaviour.text})")
         for kind, name in KINDS.items():
+            if not any(one.names[0].startswith(f"{kind}.") for one in found):
+                continue
             of_kind = [one for one in found if one.behaviour is behaviour and one.names[0].startswith(f"{kind}.")]
-            if not of_kind:
+            if not any(bool(one.scores.cases.any()) for one in of_kind):
+                say(f"  {name}: no cases in the tokens of {model.name}")
                 continue
             units = sum(len(one.names) for one in of_kind)
             count = sum(int(one.found.sum()) for one in of_kind)

@@ -21,7 +21,7 @@ def calibrations():
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(probe_text, "NATURAL", 2)
         patch.setattr(probe_text, "AGAIN", 2)
-        return calibrate_all(PLANTED, Model.load("clearhead-tiny"), word_model(), per_kind=3, seed=0)
+        return calibrate_all(PLANTED, Model.load("clearhead-tiny"), word_model(), per_kind=2, seed=0)
 
 
 def test_every_behaviour_is_planted_somewhere(calibrations):

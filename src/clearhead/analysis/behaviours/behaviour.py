@@ -131,6 +131,12 @@ class Behaviour:
     """One reading per batch of the probe, all of one population."""
     plant: Callable[[Model, int], Habit]
     """From a model and a unit's seed to a unit that has the behaviour."""
+    of_letters: bool = True
+    """The probe is text; False: it needs digits and signs alone."""
+
+    def served_by(self, model: Model) -> bool:
+        """Whether the model's tokens can write the probe: those of the addition toy hold no letter."""
+        return not self.of_letters or any(map(str.isalpha, "".join(model.token_strings(range(model.d_vocab)))))
 
     def found(self, scores: Scores) -> np.ndarray:
         """Which units have the behaviour, [n] of bool."""

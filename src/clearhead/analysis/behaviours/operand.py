@@ -155,4 +155,5 @@ OPERAND = Behaviour(
     operand_probe,
     score_operand,
     plant_operand,
+    of_letters=False,
 )

@@ -52,10 +52,12 @@ def said_again(blocks: Int[Tensor, "b t"], seed: int) -> Int[Tensor, "b t"]:
 
 def pattern_batches(model: Model, seed: int) -> tuple[Int[Tensor, "b t"], ...]:
     """Batches of natural text, then batches of text said again; the same objects for all probes of one model."""
-    return _pattern_batches(model, seed, NATURAL, AGAIN)
+    return _pattern_batches(model, seed, NATURAL * BATCH, AGAIN * BATCH, BATCH)
 
 
 @lru_cache(maxsize=1)
-def _pattern_batches(model: Model, seed: int, n_natural: int, n_again: int) -> tuple[Int[Tensor, "b t"], ...]:
-    natural, other = natural_blocks(model, (n_natural + n_again) * BATCH).split([n_natural * BATCH, n_again * BATCH])
-    return (*natural.split(BATCH), *said_again(other, seed).split(BATCH))
+def _pattern_batches(
+    model: Model, seed: int, n_natural: int, n_again: int, size: int
+) -> tuple[Int[Tensor, "b t"], ...]:
+    natural, other = natural_blocks(model, n_natural + n_again).split([n_natural, n_again])
+    return (*natural.split(size), *said_again(other, seed).split(size))
