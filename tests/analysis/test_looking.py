@@ -4,7 +4,14 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from clearhead.analysis.looking import base_rates, count_offsets, count_tokens, relate_looks, strongest_looks
+from clearhead.analysis.looking import (
+    Looks,
+    base_rates,
+    count_offsets,
+    count_tokens,
+    relate_looks,
+    strongest_looks,
+)
 
 T = 8
 
@@ -71,3 +78,13 @@ def test_a_frequent_token_is_no_finding(contexts, tokens):
     common[common != 9] = 5
     found = relate_looks(strongest_looks(contexts, common), common, 400, pa.array(["x"] * 400).take)
     assert "embedding.5" not in found[0].other.tolist()
+
+
+def test_three_keys_of_an_example_are_three_draws():
+    """A token of rate 1/100 in two of three examples: p = 0.0003 in three draws, 0.003 in the nine that there were."""
+    text = np.r_[np.full(10, 5), 20 + np.arange(990)].reshape(10, 100)
+    key = np.array([5, 20, 21, 5, 22, 23, 24, 25, 26])
+    nothing = np.zeros(9, dtype=np.int64)
+    looks = Looks(np.zeros(3, int), np.array([5, 5, 30]), np.arange(3).repeat(3), key, nothing, nothing)
+    query, found, _ = relate_looks(looks, text, 2000, pa.array([f"t{i}" for i in range(2000)]).take)
+    assert query.other.tolist() == ["embedding.5"] and not len(found.other)
