@@ -188,13 +188,15 @@ def test_queries_and_keys_can_be_frozen_and_gates_step_further():
     lorsa = Lorsa(dataclasses.replace(lorsa.config, patterns_per_group=2, sinks=True))
     sizes = {}
     for factor in (0.0, 0.5):
-        task = LorsaTask(lorsa, Scales(1.0, 1.0), aux_k=0, dead_after_tokens=100, qk_lr_factor=factor)
+        task = LorsaTask(lorsa, Scales(1.0, 1.0), aux_k=0, dead_after_tokens=100, qk_lr_factor=factor, added_sinks=True)
         rates = {id(p): rate for parameters, rate in task.groups() for p in parameters}
         sizes[factor] = {name: rates[id(p)] for name, p in lorsa.named_parameters()}
     assert {name for name, rate in sizes[0.0].items() if rate == 0} == {
         *("W_Q", "W_K", "b_Q", "b_K", "qk_gate", "sink")
     }
     assert sizes[0.5]["W_Q"] == 0.5 and sizes[0.5]["qk_gate"] == sizes[0.5]["sink"] == 5.0 and sizes[0.5]["W_V"] == 1
+    own = LorsaTask(lorsa, Scales(1.0, 1.0), aux_k=0, dead_after_tokens=100, qk_lr_factor=0.5)
+    assert {rate for parameters, rate in own.groups() if any(p is lorsa.sink for p in parameters)} == {0.5}
 
 
 def test_schedules():

@@ -97,6 +97,7 @@ def _task(lorsa: Lorsa, scales: Scales, config: TrainLorsa) -> LorsaTask:
         dead_after_tokens=config.dead_after_tokens,
         qk_lr_factor=config.qk_lr_factor,
         l0_weight=config.l0_weight,
+        added_sinks=config.sink,
     )
 
 
