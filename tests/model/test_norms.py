@@ -100,3 +100,12 @@ def test_smollm2_logits(smollm2):
     W_U, b_U = unembedding(smollm2)
     run = smollm2.run(TOKENS, read=["resid_post.29", "logits"])
     assert close(final_norm(smollm2).normalise(run["resid_post.29"]) @ W_U + b_U, run.logits, 1e-5)
+
+
+@pytest.mark.parametrize("name", ["qwen3", "lfm2", "olmo2", "gemma3_text"])
+def test_norms_of_a_model_without_storage_are_read_by_their_class(name):
+    with torch.device("meta"):
+        empty = Model(build(name), name=name, self_test=False)
+    layer = empty.attention_layers[0]
+    asked, real = empty.geometry(layer), Model(build(name), name=name, self_test=False).geometry(layer)
+    assert asked.qk_norm == real.qk_norm and asked.d_head == real.d_head

@@ -10,6 +10,7 @@ with the same `fold`. Not done here: norms behind a module (OLMo 2's, Gemma 2's 
 module's output; they are left as they are.
 """
 
+import copy
 from dataclasses import dataclass, replace
 from typing import Literal, Protocol, runtime_checkable
 
@@ -76,15 +77,14 @@ def read_norm(module: nn.Module, width: int) -> Norm:
     """Describes a norm module acting on `width` components, whatever its class.
 
     Every combination of kind and gain is compared with the module itself on probe vectors of three magnitudes (which
-    checks ε); raises `ClearheadError` if none reproduces it.
+    checks ε); raises `ClearheadError` if none reproduces it. A module without storage is read like one of its class
+    with any weights.
     """
-    parameters = dict(module.named_parameters(recurse=False))
-    weight, bias = parameters.get("weight"), parameters.get("bias")
-    fields = vars(module)
-    eps = fields.get("variance_epsilon", fields.get("eps", 1e-5))  # OLMo's class has its 1e-5 in the code
-    gains = [None] if weight is None else [weight, 1.0 + weight]
-    candidates = [Norm(kind, eps, gain, bias) for kind in ("rms", "layer") for gain in gains]
-    errors = [_disagreement(norm, module, width, weight) for norm in candidates]
+    weight = dict(module.named_parameters(recurse=False)).get("weight")
+    probed = _with_storage(module) if weight is not None and weight.is_meta else module
+    like = dict(probed.named_parameters(recurse=False)).get("weight")
+    candidates = _candidates(module)
+    errors = [_disagreement(norm, probed, width, like) for norm in _candidates(probed)]
     best = min(range(len(candidates)), key=errors.__getitem__)
     low_precision = weight is not None and weight.dtype not in (torch.float32, torch.float64)
     if errors[best] > (2e-2 if low_precision else 1e-5):
@@ -93,6 +93,25 @@ def read_norm(module: nn.Module, width: int) -> Norm:
             f"(closest is off by {errors[best]:.1e}); its gain cannot be folded"
         )
     return candidates[best]
+
+
+def _candidates(module: nn.Module) -> list[Norm]:
+    """The norms that a module with these parameters may be."""
+    parameters = dict(module.named_parameters(recurse=False))
+    weight, bias = parameters.get("weight"), parameters.get("bias")
+    fields = vars(module)
+    eps = fields.get("variance_epsilon", fields.get("eps", 1e-5))  # OLMo's class has its 1e-5 in the code
+    gains = [None] if weight is None else [weight, 1.0 + weight]
+    return [Norm(kind, eps, gain, bias) for kind in ("rms", "layer") for gain in gains]
+
+
+def _with_storage(module: nn.Module) -> nn.Module:
+    """A copy in memory of a module on the meta device, its parameters no special values."""
+    twin = copy.deepcopy(module).to_empty(device="cpu")
+    generator = torch.Generator().manual_seed(0)
+    for parameter in twin.parameters():
+        nn.init.normal_(parameter, generator=generator)
+    return twin
 
 
 @torch.no_grad()
