@@ -59,7 +59,7 @@ def write_fidelity_page(out: Path, report: Numbers) -> Path:
     )
     about = {
         "model": report["model"],
-        "task": f"fidelity of {len(rows)} runs, {report['tokens']:,} {report['split']} tokens",
+        "task": f"fidelity of {len(rows)} runs, {report['split'].replace('_', '-')} text",
         **{name: report[name] for name in ("model_note", "text", "text_sha256", "split", "context", "tokens")},
     }
     return write_within(out, [render(contents, about)], 25.0, "with all its runs")

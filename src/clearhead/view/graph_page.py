@@ -13,7 +13,7 @@ from clearhead.errors import ClearheadError
 from clearhead.units.graph import Graph
 from clearhead.view.graph_compare import Comparison, compare
 from clearhead.view.graph_payload import Limits, build_graph_payload
-from clearhead.view.graph_words import HELP, compared_tiles, score_tiles
+from clearhead.view.graph_words import HELP, OF_NO_PROMPT, compared_tiles, score_tiles
 from clearhead.view.shell import Contents, render, write_within
 from clearhead.view.visible import visible
 
@@ -63,8 +63,9 @@ def _pages(graph: Graph, compared: Comparison | None, tiles: list[dict[str, str]
         raise ClearheadError("this graph has no units, so there is nothing to draw; keep more of it when pruning")
     prompts = [graph.provenance.prompt, *(parent.prompt for parent in graph.provenance.parents)]
     prompt = next((text for text in prompts if text), "")
+    placed = any(unit.position is not None for unit in graph.units)
     fixed = {
-        "help": HELP,
+        "help": HELP if placed else HELP | {"graph": OF_NO_PROMPT},
         "title": visible(prompt) if prompt else "Graph",
         "tiles": tiles,
         "protocol": visible(graph.provenance.protocol),

@@ -2,11 +2,16 @@
 
 from collections.abc import Mapping
 
+_MARKS = (
+    "A mark is a unit, a line an edge: how much the lower unit contributes to the upper one. Blue lines add, red "
+    "dashed lines subtract; the wider, the heavier. Choose a unit or a line to see its numbers."
+)
+OF_NO_PROMPT = "Rows are layers, tokens lowest; what a unit does is summed over all tokens of a text. " + _MARKS
+"""Instead of `graph` where units have no positions."""
+
 HELP: dict[str, str] = {
     "graph": (
-        "Columns are the tokens of the prompt, rows are layers from the embedding below to the logits above. A mark is "
-        "a unit, a line an edge: how much the lower unit contributes to the upper one. Blue lines add, red dashed "
-        "lines subtract; the wider, the heavier. Choose a unit or a line to see its numbers."
+        "Columns are the tokens of the prompt, rows are layers from the embedding below to the logits above. " + _MARKS
     ),
     "influence": (
         "Cumulative share of influence on the targets: units in order of influence, each with the share that it and "

@@ -114,8 +114,8 @@ function layOut() {
   ready.then(() => {
     fillSliders();
     drawGraph();
-    // the targets stand at the last token
-    sideways.scrollLeft = sideways.scrollWidth;
+    // the answer stands at the end of a prompt; without one the middle shows most
+    sideways.scrollLeft = index.tokens.length ? sideways.scrollWidth : (sideways.scrollWidth - sideways.clientWidth) / 2;
   });
 }
 

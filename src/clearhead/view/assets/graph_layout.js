@@ -1,6 +1,8 @@
 // Where units stand: columns are tokens, as wide as what is shown in them needs; rows are layers.
 
 const SPACING = 13;
+/** Down to which units stand closer where the graph has no tokens, so that its one column fits the frame. */
+const CLOSEST = 8;
 const LABELLED = 54;
 /** From how many targets on their labels stand at two heights, closer together. */
 const STAGGERED = 4;
@@ -18,7 +20,9 @@ function rowWords(name) {
 
 /** Positions of the shown units in pixels, the columns with their tokens, and the size of the whole. */
 function arrange(shown, available) {
-  const height = Math.min(40, Math.max(12, Math.floor(500 / Math.max(index.rows.length, 1))));
+  const rows = Math.max(index.rows.length, 1);
+  // few rows leave room for edges between them
+  const height = Math.min(rows < 8 ? 90 : 40, Math.max(12, Math.floor((rows < 8 ? 320 : 500) / rows)));
   const targets = units.id.filter((_, place) => shown[place] && isTarget(place)).length;
   const staggered = targets >= STAGGERED;
   const top = staggered ? 30 : 18;
@@ -34,7 +38,9 @@ function arrange(shown, available) {
     if (!inColumn.has(units.row[place])) inColumn.set(units.row[place], []);
     inColumn.get(units.row[place]).push(place);
   });
-  const step = (row) => (row !== "target" ? SPACING : staggered ? LABELLED / 2 : LABELLED);
+  const most = Math.max(1, ...[...cells.values()].flatMap((column) => [...column].map(([row, places]) => (row === "target" ? 0 : places.length))));
+  const spacing = index.tokens.length ? SPACING : Math.min(SPACING, Math.max(CLOSEST, (available - 12) / most));
+  const step = (row) => (row !== "target" ? spacing : staggered ? LABELLED / 2 : LABELLED);
   const margin = (row) => (row === "target" ? 40 : 6);
   const wanted = (column) => Math.max(NARROWEST, ...[...cells.get(column)].map(([row, places]) => places.length * step(row) + margin(row)));
   const positions = [...new Set([...index.tokens.keys(), ...cells.keys()])].sort((a, b) => a - b);
@@ -55,7 +61,7 @@ function arrange(shown, available) {
     if (column.until === undefined) column.width += Math.min(spare, 90);
     column.left = left;
     for (const [row, places] of cells.get(column.position) ?? []) {
-      const between = Math.min(Math.max(step(row), (column.width - margin(row)) / places.length), row === "target" ? step(row) * 1.6 : 22);
+      const between = Math.min(Math.max(step(row), (column.width - margin(row)) / places.length), row === "target" ? step(row) * 1.6 : index.tokens.length ? 22 : 44);
       places.forEach((place, at) => {
         x[place] = left + column.width / 2 + (at - (places.length - 1) / 2) * between;
         y[place] = rowAt.get(row);
