@@ -99,7 +99,7 @@ def _explanations(name: str, place: int, rng: np.random.Generator) -> list[dict[
 def _families(lorsa: list[str]) -> dict[str, list[Any]]:
     members = [lorsa[0:7], lorsa[10:13], lorsa[20:22]]
     return {
-        "family": ["12.0", "12.1", "12.2"],
+        "family": ["family.12.0", "family.12.1", "family.12.2"],
         "layer": [12] * 3,
         "units": members,
         "overlap": [0.93, 0.88, 0.9],

@@ -101,7 +101,9 @@ function relationPanel(name, entries) {
   const lift = ([other, , value, share]) => (share === null || other.startsWith("offset") ? "" : `, ${number(value)} times the base rate`);
   const named = ([other, label]) => {
     const place = placeOf.get(other);
-    const shown = label === null ? el("code", {}, other) : pill(vocab[label]);
+    // many features share the label of their dictionary; tokens and distances are their labels
+    const numbered = /^(feature|lorsa)\./.test(other);
+    const shown = label === null || numbered ? el("span", {}, el("code", {}, other), label === null ? null : el("small", {}, ` ${vocab[label]}`)) : pill(vocab[label]);
     return place === undefined ? shown : el("a", { href: `#${other}` }, shown);
   };
   const line = (entry) =>
@@ -115,7 +117,7 @@ function familyPanel(place) {
   const { name, label, overlap, read_rank, write_rank, units: members } = index.cards.families[own];
   const others = members.filter((id) => id !== units.id[place] && placeOf.has(id));
   const made = panel(
-    `Family ${name}`,
+    `Family ${name.replace("family.", "")}`,
     help("family"),
     el("p", { class: "hint" }, label === null ? "" : `${vocab[label]}. `, `${plural(members.length, noun)} that look at the same tokens (overlap ${number(overlap)}); together they read ${number(read_rank)} and write ${number(write_rank)} dimensions.`),
     el("div", { class: "siblings" }, ...others.slice(0, SIBLINGS_SHOWN).map((id) => memberLink(placeOf.get(id)))),
@@ -154,7 +156,7 @@ function familiesSummary() {
   if (!families.length) return nothing();
   const largest = families.slice(0, familiesShown);
   const columns = [
-    ["family", null, (row) => largest[row].name],
+    ["family", null, (row) => largest[row].name.replace("family.", "")],
     ["in words", null, (row) => (largest[row].label === null ? MISSING : vocab[largest[row].label]), "words"],
     ["members", null, (row) => number(largest[row].units.length), "number"],
     ["overlap", index.help.family_overlap, (row) => number(largest[row].overlap), "number"],
