@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from clearhead.data.harvest import LiveActivations
+from clearhead.data.harvest import MLP, LiveActivations, layers_with
 from clearhead.errors import ClearheadError, NonFiniteError
 from clearhead.model.access import Model
 
@@ -82,3 +82,6 @@ def test_layers_without_softmax_attention_are_refused(make_blocks):
     with pytest.raises(ClearheadError, match="attn_in.0: layer 0 of this qwen3_next model has no softmax attention"):
         LiveActivations(hybrid, make_blocks(2), 0)
     assert LiveActivations(hybrid, make_blocks(2), 1).layer == 1
+    having, refused = layers_with(hybrid, [0, 1])
+    assert having == [1] and "no softmax attention" in refused[0]
+    assert layers_with(hybrid, [0, 1], MLP) == ([0, 1], {})

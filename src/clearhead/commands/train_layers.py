@@ -16,9 +16,10 @@ from clearhead.commands.structure import BYTES, without_weights
 from clearhead.commands.table import duration, say, size
 from clearhead.commands.training_time import fits, free_memory, training_rate
 from clearhead.config.verb import resolve_layers
-from clearhead.data.harvest import sources_of
+from clearhead.data.harvest import layers_with, sources_of
 from clearhead.data.store import write_stores
 from clearhead.data.text import token_blocks
+from clearhead.errors import ClearheadError
 from clearhead.model.access import Model
 from clearhead.training.layers import STORE_DTYPE, OfLayer, directory_of, train_layers
 from clearhead.training.train_dictionary import Recipe
@@ -40,11 +41,14 @@ def run_layers(config: OfLayer, recipe: Recipe) -> None:
 def plan_layers(config: OfLayer, recipe: Recipe, sizes: Callable[[Any], tuple[dict[str, Any], int]]) -> dict[str, Any]:
     """The plan of several layers, from the `sizes` of the lowest of them."""
     model = without_weights(config.model)
-    layers = resolve_layers(config.layer, model.n_layers)
+    layers, left_out = layers_with(model, resolve_layers(config.layer, model.n_layers), config.sites())
+    if not layers:
+        raise ClearheadError("; ".join(left_out.values()))
     one = recipe.resolve(dataclasses.replace(config, layer=layers[0], store=None), model)
     out = directory_of(config, one)
     rows, memory = sizes(one)
     rows |= {"layer": f"{len(layers)}: {', '.join(map(str, layers))}", "directory": f"{out}, a folder for each layer"}
+    rows |= {f"layer {layer} left out": reason for layer, reason in left_out.items()}
     place = config.store or out / "stores"
     bytes_ = len(layers) * config.tokens * (2 * model.d_model * BYTES[STORE_DTYPE] + 8)
     rows["activations"] = str(place) if config.store else f"at most {size(bytes_)} in {place}"

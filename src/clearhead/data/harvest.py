@@ -90,17 +90,26 @@ def batches(
     return [Activations(tokens, *(values[site] for site in source.sites)) for source in sources]
 
 
+def layers_with(
+    model: Model, layers: Sequence[int], sites: tuple[str, str] = ATTENTION
+) -> tuple[list[int], dict[int, str]]:
+    """Those of `layers` that have the sites, and why the others have not. `model` may be without weights."""
+    refused = {}
+    for layer in layers:
+        try:
+            for site in sites:
+                model.places.refuse_unavailable(parse(f"{site}.{layer}", model.n_layers))
+        except ClearheadError as error:
+            refused[layer] = str(error)
+    return [layer for layer in layers if layer not in refused], refused
+
+
 def sources_of(
     model: Model, blocks: TokenBlocks, layers: Sequence[int], *, sites: tuple[str, str] = ATTENTION
 ) -> tuple[dict[int, LiveActivations], dict[int, str]]:
     """A source for every one of `layers` that has the sites, and why the others have none."""
-    sources, refused = {}, {}
-    for layer in layers:
-        try:
-            sources[layer] = LiveActivations(model, blocks, layer, sites=sites)
-        except ClearheadError as error:
-            refused[layer] = str(error)
-    return sources, refused
+    having, refused = layers_with(model, layers, sites)
+    return {layer: LiveActivations(model, blocks, layer, sites=sites) for layer in having}, refused
 
 
 class LayeredActivations:

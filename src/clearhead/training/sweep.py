@@ -52,13 +52,16 @@ class Planned:
 
 
 def plan_sweep(config: TrainSweep, model: Model) -> list[Planned]:
-    """Every training of the grid, by layer, seed and size. `model` may be without weights.
+    """Every training of the grid, by layer, seed and size; all layers are those with softmax attention.
+
+    `model` may be without weights.
 
     Raises `ClearheadError` for a layer that does not exist, for more active units than there are, and for attention
     that a Lorsa cannot imitate.
     """
     planned = []
-    for layer in resolve_layers(config.layer, model.n_layers):
+    asked = resolve_layers(config.layer, model.n_layers)
+    for layer in model.attention_layers if config.layer == "all" else asked:
         for seed in config.seeds:
             for heads in _heads(config, model, layer):
                 budget = lorsa_parameters(model, layer, heads)
