@@ -226,7 +226,7 @@ def read_body(raw: bytes) -> Answer:
     usage = body.get("usage")
     usage = usage if isinstance(usage, dict) else {}
     counts = [usage.get(name) for name in ("prompt_tokens", "completion_tokens")]
-    known = [count if isinstance(count, int) and count >= 0 else None for count in counts]
+    known = [count if type(count) is int and count >= 0 else None for count in counts]
     # null where a model spent all its tokens before it came to an answer: nothing said
     text = text if isinstance(text, str) else ""
     return Answer(text.encode(errors="replace").decode(), known[0], known[1])  # no half surrogates: no file holds them

@@ -97,6 +97,8 @@ function relationPanel(name, entries) {
   // statistics have a share of the examples, the rest a strength of its own: bars of either are to their own scale
   const size = ([, , value, share]) => Math.abs(share ?? value);
   const largest = (entry) => Math.max(...entries.filter(([, , , share]) => (share === null) === (entry[3] === null)).map(size), 1e-9);
+  // tokens and distances come ranked apart: together they stand by their share, before what has none
+  const ordered = [...entries].sort((a, b) => (a[3] === null) - (b[3] === null) || (a[3] === null ? 0 : size(b) - size(a)));
   const said = ([, , value, share]) => (share === null ? number(value) : percent(share));
   const lift = ([other, , value, share]) => (share === null || other.startsWith("offset") ? "" : `, ${number(value)} times the base rate`);
   const named = ([other, label]) => {
@@ -108,7 +110,7 @@ function relationPanel(name, entries) {
   };
   const line = (entry) =>
     el("li", { title: `${entry[0]}${lift(entry)}` }, el("i", { class: entry[2] < 0 ? "minus" : "plus", "width%": percentOf(size(entry) / largest(entry)) }), named(entry), el("span", {}, said(entry)));
-  return panel(RELATIONS[name], help(`relation_${name}`), el("ol", { class: "relations" }, ...entries.map(line)));
+  return panel(RELATIONS[name], help(`relation_${name}`), el("ol", { class: "relations" }, ...ordered.map(line)));
 }
 
 function familyPanel(place) {
