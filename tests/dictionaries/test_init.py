@@ -1,5 +1,6 @@
 """Starting weights: what they copy, what they find in data, and what they refuse."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -157,3 +158,14 @@ def test_unknown_methods_are_named():
     model = Model.load(str(TINY), self_test=False)
     with pytest.raises(UnknownNameError, match="did you mean 'original'"):
         start(model, "originl", heads=64, groups=4)
+
+
+@torch.no_grad()
+def test_copied_queries_of_a_norm_without_gains_keep_no_trained_ones():
+    model = Model(build("qwen3"), self_test=False)
+    weights = attention_weights(model, 1)
+    assert weights.q_norm is not None
+    lorsa = from_attention(weights, attention_geometry(model, 1))
+    lorsa.q_gain.fill_(3.0)
+    twin = with_original_queries_keys(lorsa, replace(weights, q_norm=replace(weights.q_norm, gain=None)))
+    assert bool((twin.q_gain == 1).all()) and torch.equal(twin.k_gain, lorsa.k_gain)
