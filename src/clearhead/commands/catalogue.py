@@ -62,15 +62,15 @@ def run(config: Catalogue) -> None:
     found = look_for(populations, behaviours, probes, seed=config.seed, by_chance=config.chance)
     show_found(found, model)
     rows = [rows_of(one, model) for one in found]
+    target = _target(config)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    write_json(target, _record(config, found, rows))  # before the atlases, one of which may be damaged
+    say(f"written: {target}")
     for place, (path, _) in enumerate(runs):
         if (path / "atlas").exists():
             of_run = 2 * len(behaviours)  # the Lorsa's heads and the layer's own
             add_tables(path / "atlas", {"behaviours": rows[place * of_run : (place + 1) * of_run]})
             say(f"table behaviours written to {path / 'atlas'}")
-    target = _target(config)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    write_json(target, _record(config, found, rows))
-    say(f"written: {target}")
 
 
 def show_found(found: Sequence[Found], model: Model) -> None:

@@ -7,6 +7,7 @@ from typing import ClassVar
 from tyro.conf import Positional
 
 from clearhead.config.verb import Dtype, Layers, Verb
+from clearhead.errors import ClearheadError
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,7 +38,10 @@ class Catalogue(Verb):
     def validate(self) -> None:
         """One source: a run, a model, or planted units."""
         given = [self.run is not None, self.model is not None, self.planted]
-        self._refuse(sum(given) != 1, "run", "give a run directory, or --model NAME, or --planted")
+        if sum(given) != 1:
+            raise ClearheadError(
+                f"catalogue needs one of a run directory, --model NAME and --planted, and was given {sum(given)}"
+            )
         self._positive("per-kind")
         if self.model is None:
             self._meaningless(("layer",), "a run says which layer it is of")
