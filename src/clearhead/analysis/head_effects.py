@@ -25,6 +25,7 @@ from scipy.sparse import csc_matrix, csr_matrix
 from torch import Tensor
 
 from clearhead.analysis.logits import logit_effects
+from clearhead.analysis.seeds import Sparse
 from clearhead.circuits.unit_effects import EffectMeter, Effects, reader
 from clearhead.dictionaries.lorsa import Lorsa
 from clearhead.errors import ClearheadError
@@ -48,7 +49,7 @@ class HeadEffects:
 def measure_heads(
     meter: EffectMeter,
     lorsa: Lorsa,
-    z: csr_matrix,
+    z: Sparse,
     tokens: Int64[Tensor, "b t"],
     units: Sequence[Sequence[int]],
     *,
@@ -91,7 +92,7 @@ def measure_heads(
     return HeadEffects(unit, token, found)
 
 
-def _members(units: Sequence[Sequence[int]], n_heads: int) -> csr_matrix:
+def _members(units: Sequence[Sequence[int]], n_heads: int) -> Sparse:
     """Which heads belong to which unit, [units, heads]."""
     heads = np.concatenate([np.asarray(unit, dtype=np.int64) for unit in units])
     if len(heads) and not 0 <= heads.min() <= heads.max() < n_heads:
@@ -100,12 +101,12 @@ def _members(units: Sequence[Sequence[int]], n_heads: int) -> csr_matrix:
     return csr_matrix((np.ones(len(heads)), (rows, heads)), shape=(len(units), n_heads))
 
 
-def _active(z: csr_matrix, members: csr_matrix) -> csc_matrix:
+def _active(z: Sparse, members: Sparse) -> Sparse:
     """[tokens, units], not 0 where a member is active."""
     return csc_matrix(abs(z.sign()) @ members.T)
 
 
-def _draw(active: csc_matrix, context: int, cases: int, seed: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def _draw(active: Sparse, context: int, cases: int, seed: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Tokens of every unit at random, spread so that few of them lie at the same token, in as few blocks as will do.
 
     Blocks come in random order until each unit is active at twice as many tokens of them as are drawn and there are as
@@ -136,15 +137,15 @@ def _draw(active: csc_matrix, context: int, cases: int, seed: int) -> tuple[NDAr
 
 
 def _write(
-    z: csr_matrix, members: csr_matrix, unit: NDArray[np.int64], token: NDArray[np.int64], writes: NDArray[np.float64]
+    z: Sparse, members: Sparse, unit: NDArray[np.int64], token: NDArray[np.int64], writes: NDArray[np.float64]
 ) -> Float[np.ndarray, "m d"]:
     """Σ z w_o over the members of each case's unit at its token."""
     return np.asarray(z[token].multiply(members[unit]) @ writes)
 
 
 def _others(
-    z: csr_matrix,
-    members: csr_matrix,
+    z: Sparse,
+    members: Sparse,
     unit: NDArray[np.int64],
     token: NDArray[np.int64],
     writes: NDArray[np.float64],
@@ -161,9 +162,7 @@ def _others(
     return found
 
 
-def _readers(
-    meter: EffectMeter, z: csr_matrix, members: csr_matrix, writes: NDArray[np.float64]
-) -> Float[Tensor, "n d"]:
+def _readers(meter: EffectMeter, z: Sparse, members: Sparse, writes: NDArray[np.float64]) -> Float[Tensor, "n d"]:
     """Per unit, the tokens that its mean write moves most."""
     total = members.multiply(np.asarray(z.sum(0))) @ writes
     W_U: Tensor = meter.parts.unembedding[0].detach()

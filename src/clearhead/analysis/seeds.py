@@ -14,7 +14,7 @@ best of thousands is never 0. Runs that share initial queries and keys (`--init 
 those. The interval of one head resamples stretches of text, its partner held; that of a share resamples heads.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Float
@@ -27,6 +27,8 @@ from clearhead.dictionaries.lorsa import Lorsa
 from clearhead.errors import ClearheadError
 from clearhead.ops.bootstrap import bounds, draw_counts
 
+Sparse = Any
+"""A `scipy.sparse.csr_matrix`, whose methods scipy does not annotate."""
 STABLE = 0.5
 """From here on a head counts as found again: for example 0.7 in activation and 0.7 in what it writes."""
 STRETCHES = 32
@@ -54,14 +56,14 @@ class Stability(NamedTuple):
     """The same against Lorsas whose write vectors are exchanged."""
 
 
-def activations(entries: Entries, n_units: int, n_blocks: int, context: int) -> csr_matrix:
+def activations(entries: Entries, n_units: int, n_blocks: int, context: int) -> Sparse:
     """Activations [blocks · context, units] of entries, blocks numbered from 0."""
     shape = (n_blocks * context, n_units)
     return csr_matrix((entries.value.astype(np.float64), (entries.token, entries.unit)), shape=shape)
 
 
 def likeness(
-    lorsa: Lorsa, other: Lorsa, z: csr_matrix, z_other: csr_matrix, n_tokens: int, *, shuffle: int | None = None
+    lorsa: Lorsa, other: Lorsa, z: Sparse, z_other: Sparse, n_tokens: int, *, shuffle: int | None = None
 ) -> Float[np.ndarray, "n m"]:
     """alike(n, n') for all pairs; z and z_other are `activations` on the same n_tokens tokens.
 
@@ -69,7 +71,7 @@ def likeness(
     stand for the same layer of the same model with the same kind of activation.
     """
     _check(lorsa, other)
-    together = np.asarray((z.T @ z_other).todense()) / n_tokens
+    together = _dense(z.T @ z_other) / n_tokens
     means, spreads = zip(*(_moments(one, n_tokens) for one in (z, z_other)), strict=True)
     together -= np.outer(*means)
     with np.errstate(divide="ignore", invalid="ignore"):
@@ -95,8 +97,8 @@ def match(alike: Float[np.ndarray, "n m"]) -> Match:
 
 def stability(
     lorsa: Lorsa,
-    z: csr_matrix,
-    others: list[tuple[Lorsa, csr_matrix]],
+    z: Sparse,
+    others: list[tuple[Lorsa, Sparse]],
     *,
     n_blocks: int,
     context: int,
@@ -128,8 +130,8 @@ def stretch_of(block: NDArray[np.int64], n_blocks: int) -> NDArray[np.int64]:
 def _resampled(
     lorsa: Lorsa,
     other: Lorsa,
-    z: csr_matrix,
-    theirs: csr_matrix,
+    z: Sparse,
+    theirs: Sparse,
     found: Match,
     drawn: Float[np.ndarray, "r g"],
     n_blocks: int,
@@ -144,7 +146,7 @@ def _resampled(
     collect = csr_matrix((np.ones(len(stretch)), (stretch, np.arange(len(stretch)))))
     size = drawn @ (np.bincount(stretch) / context * (context - first))
     parts = (z, aligned, z.multiply(z), aligned.multiply(aligned), z.multiply(aligned))
-    x, y, xx, yy, xy = (drawn @ np.asarray((collect @ part).todense()) / size[:, None] for part in parts)
+    x, y, xx, yy, xy = (drawn @ _dense(collect @ part) / size[:, None] for part in parts)
     spread = np.sqrt(_variance(x, xx) * _variance(y, yy))
     with np.errstate(divide="ignore", invalid="ignore"):
         correlation = np.where(spread > 0, (xy - x * y) / spread, 0.0)
@@ -153,7 +155,11 @@ def _resampled(
     return np.maximum(correlation, 0) * np.maximum(cosine, 0) * paired
 
 
-def _moments(z: csr_matrix, n_tokens: int) -> tuple[Float[np.ndarray, " n"], Float[np.ndarray, " n"]]:
+def _dense(matrix: Sparse) -> NDArray[np.float64]:
+    return np.asarray(matrix.todense())
+
+
+def _moments(z: Sparse, n_tokens: int) -> tuple[Float[np.ndarray, " n"], Float[np.ndarray, " n"]]:
     """Mean and standard deviation per unit."""
     mean = np.asarray(z.sum(0))[0] / n_tokens
     square = np.asarray(z.multiply(z).sum(0))[0] / n_tokens

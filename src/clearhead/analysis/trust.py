@@ -178,7 +178,7 @@ class _Carried:
                 self.hosts[stretch, :, head] += self._sum(unit, (w * out[position]).sum(1), n)
 
     def _sum(self, unit: Tensor, values: Tensor, n: int) -> NDArray[np.float64]:
-        return np.bincount(unit.cpu().numpy(), values.double().cpu().numpy(), minlength=n)
+        return np.bincount(unit.cpu().numpy(), values.double().cpu().numpy(), minlength=n).astype(np.float64)
 
     def measures(self, drawn: Float[np.ndarray, "r g"], count: NDArray[np.int64]) -> dict[str, Measure]:
         """`explained`, `explained_alone` and `host_share` of every head."""
@@ -198,10 +198,8 @@ class _Carried:
                 _with_interval([self.hosts[:, part]], drawn, lambda sums, at=at: _share_of(sums, at))
             )
         least = {"explained": 3, "explained_alone": 3, "host_share": 1}
-        return {
-            name: Measure(*np.where(count >= least[name], np.concatenate(parts, 1), np.nan), count)
-            for name, parts in found.items()
-        }
+        rows = {name: np.where(count >= least[name], np.concatenate(one, 1), np.nan) for name, one in found.items()}
+        return {name: Measure(value, low, high, count) for name, (value, low, high) in rows.items()}
 
 
 def _with_interval(parts: list[NDArray[np.float64]], drawn: Float[np.ndarray, "r g"], measure: Any) -> Any:
@@ -259,7 +257,7 @@ def _effects(found: HeadEffects, n_units: int, seed: int) -> dict[str, Measure]:
         table["effect_slope"][:, unit] = _slope(x, y), *bounds(_slope(x[picks], y[picks]))
         if count[unit] >= 4:
             table["effect_correlation"][:, unit] = _correlation(x, y), *bounds(_correlation(x[picks], y[picks]))
-    return {name: Measure(*values, count) for name, values in table.items()}
+    return {name: Measure(value, low, high, count) for name, (value, low, high) in table.items()}
 
 
 def _together(found: HeadEffects, n_heads: int, seed: int) -> dict[str, Any]:
@@ -318,8 +316,8 @@ def _rows(measures: dict[str, tuple[list[str], Measure]]) -> dict[str, list[Any]
     rows: dict[str, list[Any]] = {name: [] for name in ("unit_id", "measure", "value", "low", "high", "cases")}
     for name, (units, found) in measures.items():
         for place in np.flatnonzero(np.isfinite(found.value)):
-            bounds = [float(bound[place]) if np.isfinite(bound[place]) else None for bound in (found.low, found.high)]
-            values = (units[place], name, float(found.value[place]), *bounds, int(found.cases[place]))
+            ends = [float(end[place]) if np.isfinite(end[place]) else None for end in (found.low, found.high)]
+            values = (units[place], name, float(found.value[place]), *ends, int(found.cases[place]))
             for column, value in zip(rows.values(), values, strict=True):
                 column.append(value)
     return rows

@@ -141,7 +141,7 @@ class _Tracer:
     def _write(self, run: Run, tokens: Int[Tensor, " t"]) -> None:
         """Sets how active every unit is in this block."""
         dtype, embedded = self.parts.dtype, run["embed"][0]
-        table = self.model.hf.get_input_embeddings().weight.detach()
+        table = self.model.places.embedding.get_parameter("weight").detach()
         rest = (run["resid_pre.0"] - run["embed"])[0].to(dtype)
         if not torch.allclose(table[tokens].to(embedded), embedded):
             raise ClearheadError(f"the embeddings of {self.model.name} are not rows of its table; nothing can be drawn")

@@ -53,7 +53,8 @@ def run(config: Fidelity) -> None:
         say(f"left out: {path}, since {reason}")
     with RunDirectory(config.out) as directory:
         directory.write_config(config.to_dict())
-        report = measure(config, found) | {"left_out": [[str(path), reason] for path, reason in left]}
+        report = measure(config, found)
+        report["left_out"] = [[str(path), reason] for path, reason in left]
         directory.write_summary(report)
         print_report(report)
         page = write_page(config.out, config.out / "page.html")

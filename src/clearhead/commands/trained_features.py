@@ -41,7 +41,7 @@ def run_features(config: TrainTranscoder | TrainSae, recipe: Recipe, train: Call
 
 def plan_features(config: Features, recipe: Recipe) -> dict[str, Any]:
     """Derived values, parameters, memory and time of a training, none of which is begun."""
-    if isinstance(config.layer, str):
+    if not isinstance(config, TrainClt) and isinstance(config.layer, str):
         return plan_layers(config, recipe, lambda one: sizes(one, recipe))
     rows, memory = sizes(config, recipe)
     return rows | {"time": predicted_time(config, recipe, memory)}

@@ -84,7 +84,8 @@ class _Growing:
     """A store that is being written: where it stands, and what its next shard holds."""
 
     def __init__(self, path: Path, source: LiveActivations, dtype: StoreDtype, shard_bytes: int):
-        self.path, self.source, self.dtype = path, source, dtype
+        self.path, self.source = path, source
+        self.dtype: StoreDtype = dtype
         number_bytes = 4 if dtype == "float32" else 2
         block_bytes = source.context * (2 * source.d * number_bytes + 8)
         self.index = _begin(path, _header(source, dtype), max(1, shard_bytes // block_bytes))

@@ -130,6 +130,7 @@ class Endpoint:
             with self.spending.request(*expected) as settle:
                 settle(*expected)
             return None
+        reason = "it was not asked"
         for tried in range(TRIES):
             with self.spending.request(*expected) as settle:
                 try:

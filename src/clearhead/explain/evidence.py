@@ -134,7 +134,8 @@ def divide(unit_id: str, rows: Sequence[dict[str, Any]]) -> Evidence | None:
     if min(len(half.active) for half in halves) < 2:
         return None
     largest = max(abs(example.activation) for example in active)
-    return Evidence(unit_id, largest, *halves, by)
+    written, judged = halves
+    return Evidence(unit_id, largest, written, judged, by)
 
 
 def _example(row: dict[str, Any]) -> Example:

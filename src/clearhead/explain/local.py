@@ -14,7 +14,7 @@ import json
 import threading
 from collections.abc import Callable, Sequence
 from functools import cached_property
-from typing import Any
+from typing import Any, cast
 
 import torch
 from jaxtyping import Float
@@ -113,7 +113,7 @@ class LocalModel:
     def _write(self, tokens: Tensor) -> str:
         """Greedy text, up to the end of its first line that is not empty."""
         hf = self.model.hf
-        written = hf.generate(
+        written = cast(Any, hf).generate(
             tokens,
             attention_mask=torch.ones_like(tokens),
             max_new_tokens=WRITTEN_TOKENS,

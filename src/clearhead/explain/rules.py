@@ -15,7 +15,7 @@ the token.
 """
 
 import re
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -157,12 +157,12 @@ class _Cases:
 
 def source_words(side: Side) -> list[str]:
     """Words of the source tokens within the texts shown, by their summed share, largest first."""
-    share: Counter[str] = Counter()
+    share: dict[str, float] = defaultdict(float)
     for example in side.active:
         for source in example.sources:
             if 0 <= source.place < example.at and source.share > 0:
                 share[word_of(example.text.tokens[source.place])] += source.share
-    return [word for word, _ in share.most_common()]
+    return sorted(share, key=lambda word: -share[word])
 
 
 def word_of(token: str) -> str:

@@ -4,8 +4,8 @@ The judge of this kind knows nothing but the rule: a text is active where the ru
 token is right where it holds there, and the intruder is the example at whose marked token it fails.
 """
 
-from collections import Counter
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from clearhead.errors import ClearheadError
@@ -97,10 +97,14 @@ def _either(values: Sequence[str]) -> str:
     return values[0] if len(values) == 1 else f"{', '.join(values[:-1])} or {values[-1]}"
 
 
+def _largest_first(shares: Mapping[str, float]) -> list[tuple[str, float]]:
+    return sorted(shares.items(), key=lambda entry: -entry[1])
+
+
 def _sources(examples: Sequence[Example]) -> str:
     """Where the activation comes from: shares of the kinds of source token, mean over the examples with a z pattern."""
-    share: Counter[str] = Counter()
-    words: Counter[str] = Counter()
+    share: dict[str, float] = defaultdict(float)
+    words: dict[str, float] = defaultdict(float)
     seen = [example for example in examples if example.sources]
     for example in seen:
         for source in example.sources:
@@ -108,9 +112,9 @@ def _sources(examples: Sequence[Example]) -> str:
                 share[kind] += source.share / len(seen)
             if 0 <= source.place < example.at:
                 words[shown(word_of(example.text.tokens[source.place]))] += source.share / len(seen)
-    named = [(kind, part) for kind, part in share.most_common() if part >= WORTH_SAYING][:2]
+    named = [(kind, part) for kind, part in _largest_first(share) if part >= WORTH_SAYING][:2]
     told = [f"{part:.0%} from {kind}" for kind, part in named]
-    told += [f"{part:.0%} from “{word}”" for word, part in words.most_common(1) if part >= WORTH_SAYING]
+    told += [f"{part:.0%} from “{word}”" for word, part in _largest_first(words)[:1] if part >= WORTH_SAYING]
     return f" It reads {', '.join(told)}." if told else ""
 
 

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 
-def mix(*numbers: NDArray[np.int64] | NDArray[np.uint64] | int) -> NDArray[np.uint64]:
+def mix(*numbers: NDArray[np.int64] | NDArray[np.uint64] | np.uint64 | int) -> NDArray[np.uint64]:
     """A pseudo-random 64-bit number for each tuple of integers; arrays are combined entry by entry."""
     state = np.zeros(1, dtype=np.uint64)
     for number in numbers:

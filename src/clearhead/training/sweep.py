@@ -89,8 +89,10 @@ def _of_size(
                     n_layers=model.n_layers, d_model=model.d_model, d_head=model.d_head, n_heads=model.n_heads
                 )
             else:
-                cls, site = (TrainSae, "attn_out") if kind == "sae" else (TrainTranscoder, "attention")
-                one = cls(**shared, features=features, site=site, out=out)
+                if kind == "sae":
+                    one = TrainSae(**shared, features=features, site="attn_out", out=out)
+                else:
+                    one = TrainTranscoder(**shared, features=features, site="attention", out=out)
                 one = one.resolved(n_layers=model.n_layers, d_model=model.d_model)
             parameters = budget if kind == "lorsa" else features_parameters(features, model.d_model)
             yield Planned(name, kind, layer, units, parameters, one)

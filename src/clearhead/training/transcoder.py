@@ -43,8 +43,8 @@ def train_sae(config: TrainSae) -> dict[str, Any]:
 def open_source(model: Model, config: OneLayer) -> tuple[Source[Activations], TokenBlocks]:
     """The activations to train on, and the text they come from."""
     reads, writes = config.sites()
-    held = () if config.store is None else stored_sites(store_of_layer(config.store, layer_of(config)))
-    if reads != writes or reads not in held or held == (reads, writes):
+    held = None if config.store is None else stored_sites(store_of_layer(config.store, layer_of(config)))
+    if held is None or reads != writes or reads not in held or held == (reads, writes):
         return open_layer(model, config, (reads, writes))
     source, blocks = open_layer(model, config, (held[0], held[1]))
     return OneSite(source, held.index(reads)), blocks

@@ -8,8 +8,6 @@ this one has, from all cases of the probe: few cases are concentrated by themsel
 fewer cases: n = (Σ w)² / Σ w².
 """
 
-from collections.abc import Iterable
-
 import numpy as np
 from jaxtyping import Float64, Int64
 
@@ -70,7 +68,7 @@ def _all_cases(probe: Probe) -> tuple[np.ndarray, np.ndarray]:
     return np.concatenate(read), np.concatenate(asked)
 
 
-def _chance(tokens: np.ndarray) -> Iterable[float]:
+def _chance(tokens: np.ndarray) -> list[float]:
     """The share of the top tokens among each of `DRAWN` many cases drawn at random."""
     if not len(tokens):
         return [1.0] * len(DRAWN)

@@ -79,7 +79,7 @@ def prompts(names: list[str], seed: int) -> list[str]:
 def name_probe(model: Model, seed: int) -> Probe:
     """The prompts in the model's tokens; `name` is the token at positions that hold a name, -1 at the others."""
     known = name_tokens(model)
-    batches = rows_of_equal_length(model, prompts(_people(list(known) or ioi.NAMES.split(), seed), seed))
+    batches = rows_of_equal_length(model, prompts(_people(list(known) or list[str](ioi.NAMES.split()), seed), seed))
     names = torch.tensor(sorted(known.values()), dtype=torch.int64)
     held = tuple(tokens.masked_fill(~torch.isin(tokens, names), -1) for tokens in batches)
     expected = []

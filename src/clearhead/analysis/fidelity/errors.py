@@ -144,11 +144,12 @@ class LayerErrors:
         overlap = []
         for place, candidate in enumerate(self.candidates):
             if place != main:
-                columns = (kept[name][:, place] for name in ("inner", "shuffled_inner", "shuffled_square"))
                 numbers = compare_errors(
                     kept["square"][:, main],
                     kept["square"][:, place],
-                    *columns,
+                    kept["inner"][:, place],
+                    kept["shuffled_inner"][:, place],
+                    kept["shuffled_square"][:, place],
                     kept["square_y"],
                     kept["block"],
                     self.seed,
