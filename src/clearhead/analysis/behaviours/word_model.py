@@ -26,7 +26,7 @@ def word_model() -> Model:
     """The model, the same at every call."""
     lists = [words.split() for words in (*ORDINALS.values(), ioi.NAMES)]
     forms = [[form for word in words for form in (word, f" {word}")] for words in lists]
-    texts = [*successor.prompts(0), *name_mover.prompts(ioi.NAMES.split(), 0), "The"]
+    texts = [*successor.prompts(0), *name_mover.prompts(list[str](ioi.NAMES.split()), 0), "The"]
     pieces = {piece for text in texts for piece in re.findall(PIECES, text)}
     vocabulary = {piece: number for number, piece in enumerate(["<unk>", *sorted(pieces.union(*forms))])}
     tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))

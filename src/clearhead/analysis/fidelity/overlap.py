@@ -77,7 +77,7 @@ def _resampled(columns: Numbers, block: NDArray[np.int64], seed: int) -> Numbers
     """Sums of `columns` [n, c] over resampled blocks: [r, c]."""
     _, place = np.unique(block, return_inverse=True)
     sums = np.stack([np.bincount(place, weights=column) for column in columns.T], 1)
-    return draw_counts(len(sums), seed) @ sums
+    return (draw_counts(len(sums), seed) @ sums).astype(np.float64)
 
 
 def _mean_interval(values: Numbers, block: NDArray[np.int64], seed: int) -> list[float]:
