@@ -136,7 +136,7 @@ def test_dry_run_of_a_harvest_says_its_size(place, text, capsys, monkeypatch):
 @pytest.mark.parametrize(
     ("args", "says"),
     [
-        (["evaluate", "nowhere"], "`clearhead train lorsa` makes one"),
+        (["evaluate", "nowhere"], "give one that `clearhead train lorsa` made"),
         (["view", "nowhere"], "`clearhead analyze RUN` writes an atlas"),
         (["train", "lorsa", "--model", "clearhead-tiny", "--layer", "7"], "there is no layer 7: the model has 2"),
         (["train", "lorsa", "--model", "no/such-model", "--dry-run"], "there is no model 'no/such-model'"),
