@@ -72,7 +72,6 @@ def analyze(
     keep_bytes: int = 2**30,
     seed: int = 0,
     evaluation: Mapping[str, Any] | None = None,
-    about: Mapping[str, Any] | None = None,
 ) -> Atlas:
     """Analyse every head of `lorsa` over all of `blocks` and write the atlas `out`, replacing an earlier one.
 
@@ -81,7 +80,7 @@ def analyze(
     (`score_parts.heads_named`). top, quantiles, negatives: examples per head of each category. routing_tokens,
     family_tokens: tokens on which patterns are compared with the original heads', and the heads with each other (among
     the former, so not more). keep_bytes: memory for what pass 1 read. evaluation: metrics of `training.evaluate`, for
-    the table `layers` (its numbers and lists of numbers are taken). about: further entries of `atlas.json`.
+    the table `layers` (its numbers and lists of numbers are taken).
 
     Raises `ClearheadError` when Lorsa, model, layer and dictionaries do not belong together or there are no blocks, and
     `NonFiniteError` naming site, block and position.
@@ -121,7 +120,7 @@ def analyze(
     )
     metrics = _numbers(evaluation or {}) | _spanning({**shares, "output_shuffled": control})
     metrics |= {"analysed_tokens": n_tokens, "analysed_dead_share": float((units.activity.count == 0).mean())}
-    entries = _about(lorsa, model, layer, blocks, seed) | dict(about or {})
+    entries = about_atlas(lorsa, model, layer, blocks, seed)
     looks = strongest_looks(contexts, blocks.tokens.numpy())
     related = [
         read_embeddings(lorsa, model, layer, texts),
@@ -298,7 +297,8 @@ def _numbers(evaluation: Mapping[str, Any]) -> dict[str, Any]:
     return numbers
 
 
-def _about(lorsa: Lorsa, model: Model, layer: int, blocks: TokenBlocks, seed: int) -> dict[str, Any]:
+def about_atlas(module: Dictionary, model: Model, layer: int, blocks: TokenBlocks, seed: int) -> dict[str, Any]:
+    """What `atlas.json` says of the model, the text and the dictionary that were analysed."""
     return {
         "model": model.name,
         "model_note": model.note,
@@ -310,7 +310,7 @@ def _about(lorsa: Lorsa, model: Model, layer: int, blocks: TokenBlocks, seed: in
         "context": blocks.context,
         "first_position": FIRST,
         "seed": seed,
-        "dictionary": {"kind": "lorsa", **dataclasses.asdict(lorsa.config), "provenance": lorsa.provenance},
+        "dictionary": {"kind": module.KIND, **dataclasses.asdict(module.config), "provenance": module.provenance},
     }
 
 

@@ -5,21 +5,20 @@ features and heads can be compared; features have no z pattern and no host heads
 kept until the contexts are cut, 8 bytes for each active feature of each token (1M tokens, 64 active: 0.5 GB).
 """
 
-import dataclasses
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 import torch
 from numpy.typing import NDArray
 
 from clearhead.analysis.activity import Activity
-from clearhead.analysis.analyze import EXAMPLES_AT_ONCE, FIRST
+from clearhead.analysis.analyze import EXAMPLES_AT_ONCE, FIRST, about_atlas
 from clearhead.analysis.contexts import Contexts
 from clearhead.analysis.entries import Entries, entries_of
 from clearhead.analysis.examples import ExampleCollector
 from clearhead.analysis.token_texts import TokenTexts
+from clearhead.analysis.unit_rows import activity_columns
 from clearhead.atlas.read import Atlas
 from clearhead.atlas.write import AtlasWriter
 from clearhead.data.text import TokenBlocks
@@ -78,7 +77,7 @@ def analyze_features(
     rows = _unit_rows(module, layer, n_tokens, activity, examples.top.value[:, 0])
     texts = TokenTexts(model)
     metrics = {"analysed_tokens": n_tokens, "analysed_dead_share": float((activity.count == 0).mean())}
-    with AtlasWriter(out, _about(module, model, layer, blocks, seed)) as atlas:
+    with AtlasWriter(out, about_atlas(module, model, layer, blocks, seed)) as atlas:
         atlas.append("units", rows)
         names, tokens = rows["unit_id"], blocks.tokens.numpy()
         for low in range(0, len(contexts.block), EXAMPLES_AT_ONCE):
@@ -118,21 +117,13 @@ def _entries(first: int, codes: Codes, since: int = 0) -> Entries:
 def _unit_rows(
     module: Transcoder, layer: int, n_tokens: int, activity: Activity, strongest: NDArray[np.float32]
 ) -> dict[str, Any]:
-    n, count = module.n_units, activity.count
-    dead = count == 0
+    n = module.n_units
     return {
         "unit_id": [Unit("feature", layer, index).id for index in range(n)],
         "kind": [module.KIND] * n,
         "layer": np.full(n, layer),
         "index": np.arange(n),
-        "n_tokens": np.full(n, n_tokens),
-        "n_active": count,
-        "rate": count / n_tokens,
-        "mean_activation": pa.array(activity.mean, pa.float32(), mask=dead),
-        "max_activation": pa.array(strongest, pa.float32(), mask=dead),
-        "dead": dead,
-        "histogram": list(activity.histogram),
-        "histogram_edges": list(activity.edges().astype(np.float32)),
+        **activity_columns(activity, n_tokens, strongest),
         "decoder_norm": module.decoder_norms().detach().float().cpu().numpy(),
     }
 
@@ -155,19 +146,3 @@ def _place(module: Transcoder, model: Model, blocks: TokenBlocks) -> tuple[int, 
             f"input_site mlp_in.3"
         )
     return int(module.provenance["layer"]), str(module.provenance["input_site"])
-
-
-def _about(module: Transcoder, model: Model, layer: int, blocks: TokenBlocks, seed: int) -> dict[str, Any]:
-    return {
-        "model": model.name,
-        "model_note": model.note,
-        "layer": layer,
-        "text": blocks.source,
-        "text_split": blocks.split,
-        "text_sha256": blocks.sha256,
-        "tokens": blocks.tokens.numel(),
-        "context": blocks.context,
-        "first_position": FIRST,
-        "seed": seed,
-        "dictionary": {"kind": module.KIND, **dataclasses.asdict(module.config), "provenance": module.provenance},
-    }

@@ -45,22 +45,14 @@ def lorsa_rows(
     strongest: the activation of largest magnitude; shares: by formula (`output`, `weights`, `routing`), NaN where a
     head has none; strings: the texts of an array of token ids.
     """
-    n, count = lorsa.n_heads, activity.count
-    dead = count == 0
+    n = lorsa.n_heads
     columns: dict[str, Any] = {
         "unit_id": [unit.id for unit in lorsa_units(lorsa, layer)],
         "kind": ["lorsa"] * n,
         "layer": np.full(n, layer),
         "index": np.arange(n),
         "group": np.arange(n) // lorsa.config.pattern_size,
-        "n_tokens": np.full(n, n_tokens),
-        "n_active": count,
-        "rate": count / n_tokens,
-        "mean_activation": pa.array(activity.mean, pa.float32(), mask=dead),
-        "max_activation": pa.array(strongest, pa.float32(), mask=dead),
-        "dead": dead,
-        "histogram": list(activity.histogram),
-        "histogram_edges": list(activity.edges().astype(np.float32)),
+        **activity_columns(activity, n_tokens, strongest),
         "decoder_norm": lorsa.W_O.detach().norm(dim=-1).float().cpu().numpy(),
         "raised": _effects(effects.raised, effects.raised_ids, strings),
         "lowered": _effects(effects.lowered, effects.lowered_ids, strings),
@@ -70,6 +62,22 @@ def lorsa_rows(
         columns[f"share_{name}"] = _rows_or_empty(share)
         columns[f"participation_{name}"] = [None if value != value else value for value in spread.tolist()]
     return columns
+
+
+def activity_columns(activity: Activity, n_tokens: int, strongest: Float[np.ndarray, " n"]) -> dict[str, Any]:
+    """The columns of table `units` that say how often and how strongly units are active."""
+    count = activity.count
+    dead = count == 0
+    return {
+        "n_tokens": np.full(len(count), n_tokens),
+        "n_active": count,
+        "rate": count / n_tokens,
+        "mean_activation": pa.array(activity.mean, pa.float32(), mask=dead),
+        "max_activation": pa.array(strongest, pa.float32(), mask=dead),
+        "dead": dead,
+        "histogram": list(activity.histogram),
+        "histogram_edges": list(activity.edges().astype(np.float32)),
+    }
 
 
 def head_rows(model: Model, layer: int) -> dict[str, Any]:

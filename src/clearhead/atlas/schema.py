@@ -33,7 +33,12 @@ TABLES: dict[str, tuple[Column, ...]] = {
         Column("kind", _text, "`lorsa`, `head`, and what later lenses add"),
         Column("layer", _int, "layer of the model", optional=True),
         Column("index", _int, "number of the unit within its kind and layer", optional=True),
-        Column("group", _int, "QK group whose pattern the unit shares", optional=True),
+        Column(
+            "group",
+            _int,
+            "number of the attention pattern that the unit shares: its QK group, unless groups form several",
+            optional=True,
+        ),
         Column("n_tokens", _int, "tokens the unit was evaluated on", optional=True),
         Column("n_active", _int, "of these, tokens on which its activation is not 0", optional=True),
         Column("rate", _double, "n_active / n_tokens", optional=True),
