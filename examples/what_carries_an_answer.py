@@ -8,11 +8,11 @@ import sys
 
 import torch
 
-from clearhead.circuits.loadings import split_edge
-from clearhead.circuits.qk import explain_edge
-from clearhead.circuits.readers import read_units
-from clearhead.circuits.sources import open_prompt
-from clearhead.circuits.steer import steer
+from clearhead.circuits.tracing.loadings import split_edge
+from clearhead.circuits.tracing.qk import explain_edge
+from clearhead.circuits.tracing.readers import read_units
+from clearhead.circuits.tracing.sources import open_prompt
+from clearhead.circuits.tracing.steer import steer
 from clearhead.model import Model
 from clearhead.spectral.signals import Firing
 from clearhead.spectral.writes import Parts

@@ -66,7 +66,7 @@ def _run(args: list[str]) -> int:
     config, dry_run = parse(cls, rest)
     command = importlib.import_module(f"clearhead.commands.{cls.verb.replace(' ', '_')}")
     if dry_run:
-        from clearhead.commands.table import show
+        from clearhead.commands.printing.table import show
 
         show(command.plan(config))
     else:

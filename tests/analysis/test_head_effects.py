@@ -7,7 +7,7 @@ import torch
 from clearhead.analysis.entries import entries_of
 from clearhead.analysis.head_effects import KINDS, measure_heads
 from clearhead.analysis.seeds import activations
-from clearhead.circuits.unit_effects import EffectMeter
+from clearhead.circuits.patching.unit_effects import EffectMeter
 from clearhead.dictionaries.init import from_attention
 from clearhead.errors import ClearheadError
 from clearhead.model.norms import final_norm, unembedding

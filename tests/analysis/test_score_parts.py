@@ -6,7 +6,7 @@ import torch
 from clearhead.analysis.examples import Chosen
 from clearhead.analysis.neighbours import Neighbourhood
 from clearhead.analysis.score_parts import EXAMPLES, explain_heads, heads_named, mean_parts, split_scores
-from clearhead.circuits.dictionaries_in_place import Dictionaries
+from clearhead.circuits.replacement.dictionaries_in_place import Dictionaries
 from clearhead.errors import ClearheadError
 from tests.circuits.opened_prompts import TOKENS, lorsa, parts_of, transcoder
 

@@ -2,8 +2,8 @@
 
 from torch import Tensor
 
-from clearhead.circuits.graph_edges import GraphEdges
-from clearhead.circuits.graph_patching import MaskedGraph
+from clearhead.circuits.curves.graph_edges import GraphEdges
+from clearhead.circuits.patching.graph_patching import MaskedGraph
 from tests.circuits.random_rows import random_rows
 
 ROWS = random_rows(2, 6)

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from clearhead.circuits.dictionaries_in_place import Dictionaries
-from clearhead.circuits.sources import Opened, open_prompt
+from clearhead.circuits.replacement.dictionaries_in_place import Dictionaries
+from clearhead.circuits.tracing.sources import Opened, open_prompt
 from clearhead.dictionaries.clt import Clt, CltConfig
 from clearhead.dictionaries.load import Dictionary
 from clearhead.dictionaries.lorsa import Lorsa, LorsaConfig

@@ -28,7 +28,7 @@ def test_the_plan_names_what_and_where(tmp_path):
 
 
 def test_a_folder_without_runs_is_refused(tmp_path):
-    with pytest.raises(ClearheadError, match="no finished run"):
+    with pytest.raises(ClearheadError, match="no finished dictionary"):
         plan(Catalogue(run=tmp_path))
 
 

@@ -7,17 +7,17 @@ import pytest
 import torch
 
 from clearhead import cli
-from clearhead.circuits.attention_edges import AttentionEdges
-from clearhead.circuits.graph_edges import GraphEdges
-from clearhead.circuits.node_level import NodeLevel
+from clearhead.circuits.curves.attention_edges import AttentionEdges
+from clearhead.circuits.curves.graph_edges import GraphEdges
+from clearhead.circuits.curves.node_level import NodeLevel
 from clearhead.commands import circuit_curve
 from clearhead.commands.circuit_curve import open_level
 from clearhead.config import CircuitCurve
 from clearhead.data.tasks import Task
 from clearhead.errors import ClearheadError, UnknownNameError
 from clearhead.model import Model
+from tests.circuits.curves.test_study import planted_task
 from tests.circuits.planted import planted_model, planted_rows
-from tests.circuits.test_study import planted_task
 
 
 @pytest.fixture

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from clearhead import cli
-from clearhead.commands.fidelity_report import across_layers, fits_of, report_of
-from clearhead.commands.fidelity_runs import TrainedRun, choose, find_runs, is_equal, most_alike, refuse_unlike
+from clearhead.commands.opening.attention_runs import TrainedRun, choose, find_runs, is_equal, most_alike, refuse_unlike
+from clearhead.commands.printing.fidelity_report import across_layers, fits_of, report_of
 from clearhead.config import TrainLorsa, TrainSae, TrainTranscoder
 from clearhead.errors import ClearheadError
 from clearhead.training.transcoder import train_transcoder

@@ -5,9 +5,9 @@ import json
 import numpy as np
 import torch
 
-from clearhead.circuits.curve import Curve
-from clearhead.circuits.protocol import Protocol
-from clearhead.circuits.statistics import Interval
+from clearhead.circuits.curves.curve import Curve
+from clearhead.circuits.curves.protocol import Protocol
+from clearhead.circuits.curves.statistics import Interval
 from clearhead.view.curve_page import CurveRun
 
 LAYERS, HEADS = 6, 8

@@ -26,7 +26,7 @@ from torch import Tensor
 
 from clearhead.analysis.logits import logit_effects
 from clearhead.analysis.seeds import Sparse
-from clearhead.circuits.unit_effects import EffectMeter, Effects, reader
+from clearhead.circuits.patching.unit_effects import EffectMeter, Effects, reader
 from clearhead.dictionaries.lorsa import Lorsa
 from clearhead.errors import ClearheadError
 from clearhead.runs import progress

@@ -6,7 +6,7 @@ the mean over all keys that i sees,
     s_ij − mean_j' s_ij'  =  Σ_u Q_u  =  Σ_u K_u
 
 Q_u being what unit u, wherever it stands, gives the query's side, K_u what it gives the key's side beyond what it gives
-the average key (circuits/qk.py, which checks the sum). Softmax sees differences only, so what all keys share is no
+the average key (tracing/qk.py, which checks the sum). Softmax sees differences only, so what all keys share is no
 reason. Units are embeddings, features and Lorsa heads of the dictionaries below the layer, what these leave, whole MLPs
 where there is no dictionary, and biases; each is added up over positions. Of a head's strongest examples the `EXAMPLES`
 with the fewest tokens before the query are taken: the cost is that of tracing a prompt, for each. Values are in units
@@ -24,9 +24,9 @@ from clearhead.analysis.examples import CATEGORIES, Chosen
 from clearhead.analysis.neighbours import Neighbourhood
 from clearhead.analysis.relations import Related
 from clearhead.analysis.token_texts import Strings
-from clearhead.circuits.dictionaries_in_place import Dictionaries
-from clearhead.circuits.qk import ScoreSplit, ask_lorsa, explain
-from clearhead.circuits.sources import open_prompt
+from clearhead.circuits.replacement.dictionaries_in_place import Dictionaries
+from clearhead.circuits.tracing.qk import ScoreSplit, ask_lorsa, explain
+from clearhead.circuits.tracing.sources import open_prompt
 from clearhead.dictionaries.lorsa import Lorsa
 from clearhead.dictionaries.sae import Sae
 from clearhead.errors import ClearheadError

@@ -29,7 +29,7 @@ from torch import Tensor
 from clearhead.analysis.entries import Entries, entries_of
 from clearhead.analysis.head_effects import HeadEffects, measure_heads
 from clearhead.analysis.seeds import STABLE, STRETCHES, Stability, activations, stability, stretch_of
-from clearhead.circuits.unit_effects import EffectMeter
+from clearhead.circuits.patching.unit_effects import EffectMeter
 from clearhead.data.text import TokenBlocks
 from clearhead.dictionaries.lorsa import Lorsa
 from clearhead.errors import ClearheadError

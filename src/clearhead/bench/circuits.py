@@ -16,13 +16,13 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from clearhead.circuits.ablation import Replacement
-from clearhead.circuits.attention_edges import AttentionEdges
-from clearhead.circuits.components import Components
-from clearhead.circuits.graph_edges import GraphEdges
-from clearhead.circuits.graph_scores import score_edges
-from clearhead.circuits.nodes import Nodes
-from clearhead.circuits.rank import exact_effects
+from clearhead.circuits.curves.attention_edges import AttentionEdges
+from clearhead.circuits.curves.graph_edges import GraphEdges
+from clearhead.circuits.curves.graph_scores import score_edges
+from clearhead.circuits.curves.rank import exact_effects
+from clearhead.circuits.patching.ablation import Replacement
+from clearhead.circuits.patching.components import Components
+from clearhead.circuits.patching.nodes import Nodes
 from clearhead.data.tasks import TaskBatch, logit_difference
 from clearhead.model.access import Model
 from clearhead.model.run import Edit

@@ -11,10 +11,10 @@ from typing import Any
 
 from clearhead.analysis.analyze import analyze
 from clearhead.analysis.analyze_features import analyze_features
-from clearhead.commands.layers import runs_in
-from clearhead.commands.opened import kind_of, open_dictionary, open_run, plan_of, training_of
-from clearhead.commands.table import say
-from clearhead.commands.training_time import free_memory
+from clearhead.commands.opening.layers import runs_in
+from clearhead.commands.opening.opened import kind_of, open_dictionary, open_run, plan_of, training_of
+from clearhead.commands.opening.training_time import free_memory
+from clearhead.commands.printing.table import say
 from clearhead.config import Analyze
 from clearhead.dictionaries.load import Dictionary, load_dictionary_of
 from clearhead.dictionaries.transcoder import Transcoder

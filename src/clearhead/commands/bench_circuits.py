@@ -4,8 +4,8 @@ import dataclasses
 from typing import Any
 
 from clearhead.bench.circuits import time_circuits
-from clearhead.commands.report import write_report
-from clearhead.commands.table import say, show
+from clearhead.commands.printing.report import write_report
+from clearhead.commands.printing.table import say, show
 from clearhead.config import BenchCircuits
 
 MEASURED = "Medians of passes that take turns"

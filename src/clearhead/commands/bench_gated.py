@@ -4,8 +4,8 @@ import dataclasses
 from typing import Any
 
 from clearhead.bench.gated import time_gated
-from clearhead.commands.report import write_report
-from clearhead.commands.table import say, show
+from clearhead.commands.printing.report import write_report
+from clearhead.commands.printing.table import say, show
 from clearhead.config import BenchGated
 
 MEASURED = "Medians of steps that take turns"

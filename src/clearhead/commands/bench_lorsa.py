@@ -3,7 +3,7 @@
 from typing import Any
 
 from clearhead.bench.lorsa import bench_lorsa
-from clearhead.commands.table import size
+from clearhead.commands.printing.table import size
 from clearhead.config import BenchLorsa
 
 

@@ -4,8 +4,8 @@ import dataclasses
 from typing import Any
 
 from clearhead.analysis.patterns import time_z_pattern
-from clearhead.commands.report import write_report
-from clearhead.commands.table import say, show
+from clearhead.commands.printing.report import write_report
+from clearhead.commands.printing.table import say, show
 from clearhead.config import BenchZPattern
 
 MEASURED = "Medians of wall time, attention included"

@@ -12,9 +12,9 @@ from clearhead.analysis.behaviours.reading import LorsaHeads, OriginalHeads, Pop
 from clearhead.analysis.behaviours.registry import BEHAVIOURS
 from clearhead.analysis.behaviours.word_model import word_model
 from clearhead.atlas.write import add_tables
-from clearhead.commands.opened import training_of
-from clearhead.commands.table import say, show
-from clearhead.config import Catalogue, TrainLorsa, resolve_layers
+from clearhead.commands.opening.attention_runs import TrainedRun, find_runs
+from clearhead.commands.printing.table import say, show
+from clearhead.config import Catalogue, resolve_layers
 from clearhead.dictionaries.lorsa import Lorsa
 from clearhead.errors import ClearheadError
 from clearhead.model.access import Model
@@ -36,7 +36,7 @@ def plan(config: Catalogue) -> dict[str, Any]:
         return what | {"planted units of each kind": config.per_kind}
     if config.model is not None:
         return what | {"model": config.model, "layers": str(config.layer), "written to": str(_target(config))}
-    return what | {"runs": [str(path) for path, _ in _runs(config)], "written to": str(_target(config))}
+    return what | {"runs": [str(run.path) for run in _runs(config)], "written to": str(_target(config))}
 
 
 def run(config: Catalogue) -> None:
@@ -47,13 +47,12 @@ def run(config: Catalogue) -> None:
             show_calibration(calibration)
         return
     runs = _runs(config)
-    model = Model.load(config.model or runs[0][1].model, dtype=config.dtype)
+    model = Model.load(config.model or runs[0].training.model, dtype=config.dtype)
     shared = SharedRun(model)
     populations: list[Population] = []
-    for path, training in runs:
-        layer = int(training.layer or 0)
-        lorsa = Lorsa.from_pretrained(path / "lorsa")
-        populations += [LorsaHeads(model, layer, lorsa, shared), OriginalHeads(model, layer, shared)]
+    for run in runs:
+        lorsa = Lorsa.from_pretrained(run.path / "lorsa")
+        populations += [LorsaHeads(model, run.layer, lorsa, shared), OriginalHeads(model, run.layer, shared)]
     if not runs:
         layers = [layer for layer in resolve_layers(config.layer, model.n_layers) if layer in model.attention_layers]
         populations += [OriginalHeads(model, layer, shared) for layer in layers]
@@ -66,11 +65,12 @@ def run(config: Catalogue) -> None:
     target.parent.mkdir(parents=True, exist_ok=True)
     write_json(target, _record(config, found, rows))  # before the atlases, one of which may be damaged
     say(f"written: {target}")
-    for place, (path, _) in enumerate(runs):
-        if (path / "atlas").exists():
+    for place, run in enumerate(runs):
+        atlas = run.path / "atlas"
+        if atlas.exists():
             of_run = 2 * len(behaviours)  # the Lorsa's heads and the layer's own
-            add_tables(path / "atlas", {"behaviours": rows[place * of_run : (place + 1) * of_run]})
-            say(f"table behaviours written to {path / 'atlas'}")
+            add_tables(atlas, {"behaviours": rows[place * of_run : (place + 1) * of_run]})
+            say(f"table behaviours written to {atlas}")
 
 
 def show_found(found: Sequence[Found], model: Model) -> None:
@@ -132,24 +132,19 @@ def show_calibration(calibration: Calibration) -> None:
         say(f"  {kind:<20}" + "".join(f"{number:>10}" for number in (count, *row)))
 
 
-def _runs(config: Catalogue) -> list[tuple[Path, TrainLorsa]]:
+def _runs(config: Catalogue) -> list[TrainedRun]:
     """The finished Lorsa runs of a directory, by layer; raises `ClearheadError` where there is none, or two models."""
-    path = config.run
-    if path is None:
+    if config.run is None:
         return []
-    folders = [path] if (path / "config.json").exists() else sorted(path.glob("*/"))
-    runs = []
-    for folder in folders:
-        if (folder / "config.json").exists() and (folder / "lorsa").exists():
-            training = training_of(folder)
-            if isinstance(training, TrainLorsa):
-                runs.append((folder, training))
+    runs = [run for run in find_runs([config.run])[0] if run.kind == "lorsa"]
     if not runs:
-        raise ClearheadError(f"{path} holds no finished run of `clearhead train lorsa`; give one, or a folder of them")
-    models = sorted({training.model for _, training in runs})
+        raise ClearheadError(
+            f"{config.run} holds no finished run of `clearhead train lorsa`; give one, or a folder of them"
+        )
+    models = sorted({run.training.model for run in runs})
     if len(models) > 1:
-        raise ClearheadError(f"{path} holds runs of {models[0]} and {models[1]}; give runs of one model")
-    return sorted(runs, key=lambda run: int(run[1].layer or 0))
+        raise ClearheadError(f"{config.run} holds runs of {models[0]} and {models[1]}; give runs of one model")
+    return sorted(runs, key=lambda run: run.layer)
 
 
 def _target(config: Catalogue) -> Path:

@@ -12,20 +12,20 @@ from typing import Any, get_args
 
 import torch
 
-from clearhead.circuits.ablation import Ablation
-from clearhead.circuits.agreement import compare_exact
-from clearhead.circuits.attention_edges import AttentionEdges, EdgeAblation, describe_circuits
-from clearhead.circuits.components import NODE_KINDS, NodeKind
-from clearhead.circuits.edge_patching import Gating
-from clearhead.circuits.graph_circuits import write_eap
-from clearhead.circuits.graph_edges import GraphEdges
-from clearhead.circuits.level import Level
-from clearhead.circuits.node_level import NodeLevel
-from clearhead.circuits.protocol import POLICIES
-from clearhead.circuits.statistics import Interval
-from clearhead.circuits.study import Settings, Studied, compare_circuits, study
-from clearhead.commands.structure import without_weights
-from clearhead.commands.table import say, show, spelled
+from clearhead.circuits.curves.agreement import compare_exact
+from clearhead.circuits.curves.attention_edges import AttentionEdges, EdgeAblation, describe_circuits
+from clearhead.circuits.curves.graph_edges import GraphEdges
+from clearhead.circuits.curves.level import Level
+from clearhead.circuits.curves.node_level import NodeLevel
+from clearhead.circuits.curves.protocol import POLICIES
+from clearhead.circuits.curves.statistics import Interval
+from clearhead.circuits.curves.study import Settings, Studied, compare_circuits, study
+from clearhead.circuits.formats.graph_circuits import write_eap
+from clearhead.circuits.patching.ablation import Ablation
+from clearhead.circuits.patching.components import NODE_KINDS, NodeKind
+from clearhead.circuits.patching.edge_patching import Gating
+from clearhead.commands.opening.structure import without_weights
+from clearhead.commands.printing.table import say, show, spelled
 from clearhead.config import CircuitCurve
 from clearhead.config.task import is_file
 from clearhead.configfile import refuse_other_run

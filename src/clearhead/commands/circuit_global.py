@@ -1,7 +1,7 @@
 """`clearhead circuit global`: the circuit of a model whose layers dictionaries replace, as a graph that view draws.
 
-Writes `graph/` (circuits/global_graph.py) and `summary.json` with what replacing costs on the same tokens, which says
-how far the circuit is that of the model.
+Writes `graph/` (circuits/replacement/global_graph.py) and `summary.json` with what replacing costs on the same tokens,
+which says how far the circuit is that of the model.
 """
 
 from typing import Any
@@ -10,11 +10,11 @@ import torch
 from jaxtyping import Int64
 from torch import Tensor
 
-from clearhead.circuits.dictionaries_in_place import Dictionaries
-from clearhead.circuits.global_graph import trace_global
-from clearhead.circuits.replacement import measure_replacement
-from clearhead.commands.structure import without_weights
-from clearhead.commands.table import say, show
+from clearhead.circuits.replacement.dictionaries_in_place import Dictionaries
+from clearhead.circuits.replacement.global_graph import trace_global
+from clearhead.circuits.replacement.measure import measure_replacement
+from clearhead.commands.opening.structure import without_weights
+from clearhead.commands.printing.table import say, show
 from clearhead.config import CircuitGlobal
 from clearhead.configfile import refuse_other_run
 from clearhead.data.text import token_blocks

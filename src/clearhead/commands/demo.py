@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from clearhead.commands import analyze, evaluate, view
-from clearhead.commands.table import duration, say, show, size
+from clearhead.commands.printing.table import duration, say, show, size
 from clearhead.config import Analyze, Demo, Evaluate, TrainLorsa, Verb, View
 from clearhead.runs import read_json, write_json
 from clearhead.training.session import peak_memory

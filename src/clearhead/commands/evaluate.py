@@ -10,9 +10,16 @@ from pathlib import Path
 from typing import Any
 
 from clearhead.commands import evaluate_sparse
-from clearhead.commands.layers import runs_in, show_layers
-from clearhead.commands.opened import OpenedDictionary, is_sparse, kind_of, open_dictionary, plan_of, training_of
-from clearhead.commands.table import show
+from clearhead.commands.opening.layers import runs_in
+from clearhead.commands.opening.opened import (
+    OpenedDictionary,
+    is_sparse,
+    kind_of,
+    open_dictionary,
+    plan_of,
+    training_of,
+)
+from clearhead.commands.printing.table import show, show_layers
 from clearhead.config import Evaluate, TrainDictionary, TrainLorsa, TrainSae, TrainTranscoder
 from clearhead.dictionaries.clt import Clt
 from clearhead.dictionaries.dictionary import record_metrics

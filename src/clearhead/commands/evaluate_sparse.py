@@ -7,9 +7,9 @@ on two sentences) and page.html, which shows both and the training. With --out t
 from pathlib import Path
 from typing import Any
 
-from clearhead.commands.opened import OpenedSparse, open_sparse, sparsify_of, text_of
-from clearhead.commands.sparse_report import KIND, sentences_of, write_page
-from clearhead.commands.table import say, show
+from clearhead.commands.opening.opened import OpenedSparse, open_sparse, sparsify_of, text_of
+from clearhead.commands.printing.sparse_report import KIND, sentences_of, write_page
+from clearhead.commands.printing.table import say, show
 from clearhead.config import Evaluate, Sparsify
 from clearhead.errors import ClearheadError
 from clearhead.model.gates import SETTINGS

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from clearhead.atlas import Atlas
-from clearhead.commands.table import say, show, spelled
+from clearhead.commands.printing.table import say, show, spelled
 from clearhead.commands.view import atlas_of
 from clearhead.config import Explain
 from clearhead.config.explain import LOCAL, NONE, TEMPLATE

@@ -8,8 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from clearhead.analysis.fidelity.errors import Comparison, LayerErrors, measure_errors
-from clearhead.commands.fidelity_report import across_layers, fits_of, print_report, write_page
-from clearhead.commands.fidelity_runs import (
+from clearhead.commands.opening.attention_runs import (
     REFERENCE,
     TrainedRun,
     choose,
@@ -19,7 +18,8 @@ from clearhead.commands.fidelity_runs import (
     most_alike,
     refuse_unlike,
 )
-from clearhead.commands.table import say
+from clearhead.commands.printing.fidelity_report import across_layers, fits_of, print_report, write_page
+from clearhead.commands.printing.table import say
 from clearhead.config import Fidelity
 from clearhead.configfile import refuse_other_verb
 from clearhead.data.text import token_blocks

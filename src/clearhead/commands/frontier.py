@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from clearhead.commands.sparse_report import evaluation_of, is_sparse_run
-from clearhead.commands.table import say
+from clearhead.commands.printing.sparse_report import evaluation_of, is_sparse_run
+from clearhead.commands.printing.table import say
 from clearhead.config import Frontier
 from clearhead.errors import ClearheadError
 from clearhead.runs import environment, read_json, write_json

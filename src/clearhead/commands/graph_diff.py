@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from clearhead.commands.saved_graph import open_graph, sizes
-from clearhead.commands.table import say, spelled
+from clearhead.commands.opening.saved_graph import open_graph, sizes
+from clearhead.commands.printing.table import say, spelled
 from clearhead.config import GraphDiff
 from clearhead.units.bundle import save_graph
 from clearhead.units.compare import Comparison, compare

@@ -3,11 +3,17 @@
 from pathlib import Path
 from typing import Any
 
-from clearhead.circuits.component_graph import Sizes, to_mib, write_mib
-from clearhead.circuits.graphml import write_graphml
-from clearhead.circuits.neuronpedia import Dashboards, shown_tables, speakable, to_neuronpedia, write_neuronpedia
-from clearhead.commands.saved_graph import open_graph, sizes
-from clearhead.commands.table import say, show, size
+from clearhead.circuits.formats.component_graph import Sizes, to_mib, write_mib
+from clearhead.circuits.formats.graphml import write_graphml
+from clearhead.circuits.formats.neuronpedia import (
+    Dashboards,
+    shown_tables,
+    speakable,
+    to_neuronpedia,
+    write_neuronpedia,
+)
+from clearhead.commands.opening.saved_graph import open_graph, sizes
+from clearhead.commands.printing.table import say, show, size
 from clearhead.config import GraphExport
 from clearhead.errors import ClearheadError
 from clearhead.units import Graph
@@ -68,7 +74,7 @@ def _neuronpedia(config: GraphExport, graph: Graph, out: Path) -> tuple[Path, di
 def model_sizes(graph: Graph) -> Sizes:
     """Sizes of the graph's model; raises `ClearheadError` where its name is none that can be opened."""
     # transformers takes seconds to load, and no other format needs it
-    from clearhead.commands.structure import without_weights
+    from clearhead.commands.opening.structure import without_weights
 
     try:
         model = without_weights(graph.provenance.model)

@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from clearhead.commands.saved_graph import open_graph, sizes
-from clearhead.commands.table import say, show
+from clearhead.commands.opening.saved_graph import open_graph, sizes
+from clearhead.commands.printing.table import say, show
 from clearhead.config import GraphMerge
 from clearhead.units import Graph
 from clearhead.units.bundle import save_graph

@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from clearhead.commands.structure import BYTES, without_weights
-from clearhead.commands.table import say, size
+from clearhead.commands.opening.structure import BYTES, without_weights
+from clearhead.commands.printing.table import say, size
 from clearhead.config import Harvest
 from clearhead.config.verb import resolve_layers
 from clearhead.data.harvest import sources_of

@@ -14,8 +14,8 @@ from typing import Any
 
 import torch
 
+from clearhead.commands.printing.table import duration, say, show, size
 from clearhead.commands.sparsify import summarise
-from clearhead.commands.table import duration, say, show, size
 from clearhead.config import Pretrain
 from clearhead.sparsify.scratch import gated_settings, pretrain_gated
 from clearhead.training.pretrain import model_of_size, open_tokenizer, pretrain, time_steps

@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 import torch
 
-from clearhead.circuits.dictionaries_in_place import Dictionaries
-from clearhead.circuits.influence import Scores
-from clearhead.circuits.replacement import Replacement, measure_replacement
-from clearhead.circuits.sources import open_prompt
-from clearhead.circuits.trace import likely_logits, trace
-from clearhead.commands.structure import without_weights
-from clearhead.commands.table import say, show
+from clearhead.circuits.replacement.dictionaries_in_place import Dictionaries
+from clearhead.circuits.replacement.measure import Replacement, measure_replacement
+from clearhead.circuits.tracing.influence import Scores
+from clearhead.circuits.tracing.sources import open_prompt
+from clearhead.circuits.tracing.trace import likely_logits, trace
+from clearhead.commands.opening.structure import without_weights
+from clearhead.commands.printing.table import say, show
 from clearhead.config import Replace
 from clearhead.configfile import refuse_other_run
 from clearhead.data.text import token_blocks

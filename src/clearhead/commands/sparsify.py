@@ -9,7 +9,7 @@ Its plan loads the model and takes a few real steps on random tokens in memory. 
 
 from typing import Any
 
-from clearhead.commands.table import duration, say, show, size
+from clearhead.commands.printing.table import duration, say, show, size
 from clearhead.config import Sparsify
 from clearhead.sparsify.posttrain import posttrain, time_steps
 

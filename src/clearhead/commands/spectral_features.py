@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from clearhead.commands.structure import without_weights
-from clearhead.commands.table import say, show
+from clearhead.commands.opening.structure import without_weights
+from clearhead.commands.printing.table import say, show
 from clearhead.config import SpectralFeatures, resolve_layer
 from clearhead.configfile import refuse_other_run
 from clearhead.data.text import token_blocks

@@ -3,8 +3,8 @@
 from collections import Counter
 from typing import Any
 
-from clearhead.commands.structure import without_weights
-from clearhead.commands.table import say, show
+from clearhead.commands.opening.structure import without_weights
+from clearhead.commands.printing.table import say, show
 from clearhead.config import SpectralRun
 from clearhead.configfile import refuse_other_run
 from clearhead.model.access import Model

@@ -4,7 +4,7 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
-from clearhead.commands.table import say, show
+from clearhead.commands.printing.table import say, show
 from clearhead.config import SpectralSweep
 from clearhead.configfile import refuse_other_run
 from clearhead.runs import RunDirectory, environment, write_json

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from clearhead.commands.table import say, show
+from clearhead.commands.printing.table import say, show
 from clearhead.config import SpectralToy
 from clearhead.configfile import refuse_other_run
 from clearhead.runs import RunDirectory

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from clearhead.commands.structure import without_weights
-from clearhead.commands.table import say, show
+from clearhead.commands.opening.structure import without_weights
+from clearhead.commands.printing.table import say, show
 from clearhead.config import SpectralTrace
 from clearhead.configfile import refuse_other_run
 from clearhead.data.tasks import Task, TaskItem, open_task

@@ -1,16 +1,16 @@
 """`clearhead steer`: units of a traced prompt turned up or down, what edges predict and what the model does.
 
 Writes `summary.json`: every target's value, the predicted change, and the change measured with everything, attention,
-or nothing held (circuits/steer.py).
+or nothing held (circuits/tracing/steer.py).
 """
 
 from typing import Any
 
-from clearhead.circuits.dictionaries_in_place import Dictionaries
-from clearhead.circuits.sources import Opened, open_prompt
-from clearhead.circuits.steer import HELD, steer
-from clearhead.circuits.trace import likely_logits
-from clearhead.commands.table import say, show
+from clearhead.circuits.replacement.dictionaries_in_place import Dictionaries
+from clearhead.circuits.tracing.sources import Opened, open_prompt
+from clearhead.circuits.tracing.steer import HELD, steer
+from clearhead.circuits.tracing.trace import likely_logits
+from clearhead.commands.printing.table import say, show
 from clearhead.commands.trace import one_token
 from clearhead.config import Steer, TracePrompt
 from clearhead.configfile import from_file

@@ -6,7 +6,7 @@ with its answers, and the prompts that the model gets wrong. Writes nothing but 
 
 from typing import Any
 
-from clearhead.commands.table import say, show, spelled
+from clearhead.commands.printing.table import say, show, spelled
 from clearhead.config import DescribeTask
 from clearhead.config.task import is_file
 from clearhead.data.task_description import TaskDescription, describe_task

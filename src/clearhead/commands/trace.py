@@ -9,17 +9,17 @@ from typing import Any
 import numpy as np
 import torch
 
-from clearhead.circuits.attention_in_graph import explain_attention, load_heads, weigh_heads
-from clearhead.circuits.carried_edge import CarriedEdge, carry_edge, sources_named
-from clearhead.circuits.dictionaries_in_place import Dictionaries
-from clearhead.circuits.neuronpedia import speakable, to_neuronpedia, write_neuronpedia
-from clearhead.circuits.prune import Pruned, prune
-from clearhead.circuits.qk import ScoreSplit
-from clearhead.circuits.readers import read_difference, read_units
-from clearhead.circuits.sources import Opened, open_prompt
-from clearhead.circuits.trace import Start, likely_logits, trace
-from clearhead.commands.structure import without_weights
-from clearhead.commands.table import say, show
+from clearhead.circuits.formats.neuronpedia import speakable, to_neuronpedia, write_neuronpedia
+from clearhead.circuits.replacement.dictionaries_in_place import Dictionaries
+from clearhead.circuits.tracing.attention_in_graph import explain_attention, load_heads, weigh_heads
+from clearhead.circuits.tracing.carried_edge import CarriedEdge, carry_edge, sources_named
+from clearhead.circuits.tracing.prune import Pruned, prune
+from clearhead.circuits.tracing.qk import ScoreSplit
+from clearhead.circuits.tracing.readers import read_difference, read_units
+from clearhead.circuits.tracing.sources import Opened, open_prompt
+from clearhead.circuits.tracing.trace import Start, likely_logits, trace
+from clearhead.commands.opening.structure import without_weights
+from clearhead.commands.printing.table import say, show
 from clearhead.config import TracePrompt
 from clearhead.config.verb import shortened
 from clearhead.configfile import refuse_other_run

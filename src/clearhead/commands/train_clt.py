@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from clearhead.commands.trained_features import plan_features, show_trained
+from clearhead.commands.printing.trained_features import plan_features, show_trained
 from clearhead.config import TrainClt
 from clearhead.training.clt import CLT, train_clt
 

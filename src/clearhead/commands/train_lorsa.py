@@ -14,10 +14,10 @@ from typing import Any
 
 import torch
 
-from clearhead.commands.structure import BYTES, without_weights
-from clearhead.commands.table import duration, say, show, size
-from clearhead.commands.train_layers import plan_layers, run_layers
-from clearhead.commands.training_time import count, predicted_time
+from clearhead.commands.opening.structure import BYTES, without_weights
+from clearhead.commands.opening.training_time import count, predicted_time
+from clearhead.commands.printing.table import duration, say, show, size
+from clearhead.commands.printing.train_layers import plan_layers, run_layers
 from clearhead.config import TrainLorsa
 from clearhead.dictionaries.init import lorsa_config
 from clearhead.dictionaries.lorsa import Lorsa

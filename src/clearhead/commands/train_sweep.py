@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from clearhead.analysis.fidelity.errors import measure_errors
-from clearhead.commands.fidelity_runs import TrainedRun, load_candidate
-from clearhead.commands.structure import without_weights
-from clearhead.commands.table import duration, say
-from clearhead.commands.training_time import MEASURED_STEPS
+from clearhead.commands.opening.attention_runs import TrainedRun, load_candidate
+from clearhead.commands.opening.structure import without_weights
+from clearhead.commands.opening.training_time import MEASURED_STEPS
+from clearhead.commands.printing.table import duration, say
 from clearhead.config import TrainSweep
 from clearhead.configfile import refuse_other_verb
 from clearhead.data.text import token_blocks

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from clearhead.commands.trained_features import plan_features, run_features
+from clearhead.commands.printing.trained_features import plan_features, run_features
 from clearhead.config import TrainTranscoder
 from clearhead.training.transcoder import TRANSCODER, train_transcoder
 

@@ -9,9 +9,9 @@ from typing import Any
 
 from clearhead.analysis.trust import measure_trust
 from clearhead.atlas import Atlas, add_tables
-from clearhead.commands.layers import refuse_several
-from clearhead.commands.opened import lorsa_training, open_run, plan_of
-from clearhead.commands.table import say, show
+from clearhead.commands.opening.layers import refuse_several
+from clearhead.commands.opening.opened import lorsa_training, open_run, plan_of
+from clearhead.commands.printing.table import say, show
 from clearhead.config import Trust
 from clearhead.dictionaries.load import load_dictionary_of
 from clearhead.dictionaries.lorsa import Lorsa

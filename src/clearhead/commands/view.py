@@ -4,11 +4,11 @@ from pathlib import Path
 from typing import Any
 
 from clearhead.atlas.read import Atlas
-from clearhead.commands import curve_report, fidelity_report, graph_report
-from clearhead.commands.layers import refuse_several
-from clearhead.commands.sparse_report import evaluation_of, is_sparse_run
-from clearhead.commands.sparse_report import write_page as write_sparse_page
-from clearhead.commands.table import say
+from clearhead.commands.opening.layers import refuse_several
+from clearhead.commands.printing import curve_report, fidelity_report, graph_report
+from clearhead.commands.printing.sparse_report import evaluation_of, is_sparse_run
+from clearhead.commands.printing.sparse_report import write_page as write_sparse_page
+from clearhead.commands.printing.table import say
 from clearhead.config import View
 from clearhead.errors import ClearheadError
 from clearhead.view.page import write_page

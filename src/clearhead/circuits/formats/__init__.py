@@ -1,0 +1,1 @@
+"""Graphs in other programs' formats."""

@@ -1,0 +1,1 @@
+"""Runs of a model in which chosen activations are overwritten, and what that does to the answer."""

@@ -1,0 +1,1 @@
+"""What verbs print and the reports that they leave: lines, tables, pages."""
