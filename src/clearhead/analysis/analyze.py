@@ -37,18 +37,20 @@ from clearhead.analysis.token_texts import TokenTexts
 from clearhead.analysis.unit_rows import head_rows, lorsa_rows
 from clearhead.atlas.read import Atlas
 from clearhead.atlas.write import AtlasWriter
+from clearhead.data.harvest import refuse_non_finite
 from clearhead.data.text import TokenBlocks
 from clearhead.dictionaries.init import from_attention
 from clearhead.dictionaries.load import Dictionary
 from clearhead.dictionaries.lorsa import Codes, Lorsa
-from clearhead.errors import ClearheadError, NonFiniteError
+from clearhead.errors import ClearheadError
 from clearhead.model.access import Model
 from clearhead.model.norms import unembedding
 from clearhead.runs import progress
 
 FIRST = 1
 """Positions before this are left out, as in the evaluation: at position 0 a token attends to nothing but itself."""
-EXAMPLES_AT_ONCE = 16_384
+FAMILY_TOKENS = 4096
+"""Tokens on which the patterns of heads are compared with each other."""
 SCALE_BLOCKS = 4
 """Blocks over which the scale of norms is averaged."""
 
@@ -67,7 +69,6 @@ def analyze(
     quantiles: int = 8,
     negatives: int = 4,
     routing_tokens: int = 8192,
-    family_tokens: int = 4096,
     batch_blocks: int = 8,
     keep_bytes: int = 2**30,
     seed: int = 0,
@@ -77,10 +78,10 @@ def analyze(
 
     dictionaries: by name, SAEs, transcoders and Lorsas of other places of the model, which the heads read or which
     read the heads; `strict` refuses others, else they are left out. explained: heads whose scores are split exactly
-    (`score_parts.heads_named`). top, quantiles, negatives: examples per head of each category. routing_tokens,
-    family_tokens: tokens on which patterns are compared with the original heads', and the heads with each other (among
-    the former, so not more). keep_bytes: memory for what pass 1 read. evaluation: metrics of `training.evaluate`, for
-    the table `layers` (its numbers and lists of numbers are taken).
+    (`score_parts.heads_named`). top, quantiles, negatives: examples per head of each category. routing_tokens:
+    tokens on which patterns are compared with the original heads', and on some of them with each other. keep_bytes:
+    memory for what pass 1 read. evaluation: metrics of `training.evaluate`, for the table `layers` (its numbers and
+    lists of numbers are taken).
 
     Raises `ClearheadError` when Lorsa, model, layer and dictionaries do not belong together or there are no blocks, and
     `NonFiniteError` naming site, block and position.
@@ -92,7 +93,7 @@ def analyze(
     was_training = lorsa.training
     lorsa.eval()
     units = _Units(_Reading(lorsa, model, layer, blocks, batch_blocks, keep_bytes), top, quantiles, negatives, seed)
-    contexts, routing, overlaps = units.revisit(routing_tokens, family_tokens)
+    contexts, routing, overlaps = units.revisit(routing_tokens)
     lorsa.train(was_training)
 
     texts = TokenTexts(model)
@@ -135,13 +136,11 @@ def analyze(
     with AtlasWriter(out, entries) as atlas:
         atlas.append("units", rows)
         atlas.append("units", head_rows(model, layer))
-        names, tokens = rows["unit_id"], blocks.tokens.numpy()
-        for low in range(0, len(contexts.block), EXAMPLES_AT_ONCE):
-            high = min(low + EXAMPLES_AT_ONCE, len(contexts.block))
-            atlas.append("examples", contexts.example_rows(low, high, names, tokens, blocks.document_at, texts))
-        atlas.append("patterns", contexts.pattern_rows(names))
-        atlas.append("relations", relation_rows(names, related))
-        atlas.append("families", family_rows(families, layer, names, looks, texts))
+        for examples in contexts.example_rows(rows["unit_id"], blocks, texts):
+            atlas.append("examples", examples)
+        atlas.append("patterns", contexts.pattern_rows(rows["unit_id"]))
+        atlas.append("relations", relation_rows(rows["unit_id"], related))
+        atlas.append("families", family_rows(families, layer, rows["unit_id"], looks, texts))
         atlas.append_metrics(layer, "lorsa", metrics)
     return Atlas(out)
 
@@ -160,10 +159,7 @@ class _Reading:
         site, z = f"attn_in.{self.layer}", f"z.{self.layer}"
         run = self.model.run(self.blocks.tokens[first : first + self.step], read=(site, z))
         x = run[site].to(self.lorsa.W_V.dtype)
-        finite = x.isfinite().all(-1)
-        if not bool(finite.all()):
-            b, t = (int(i[0]) for i in (~finite).nonzero(as_tuple=True))
-            raise NonFiniteError(f"{site} is not finite in block {first + b} at position {t}")
+        refuse_non_finite(x, site, torch.arange(first, first + len(x)))
         return x, run[z], self.lorsa.encode(x)
 
     def starts(self) -> range:
@@ -220,7 +216,7 @@ class _Units:
             self.output.update(entries, entries.token - first * blocks.context, z.flatten(0, 1))
         self.strongest = self.examples.top.value[:, 0]
 
-    def revisit(self, routing_tokens: int, family_tokens: int) -> tuple[Contexts, share.RoutingShares, PairOverlaps]:
+    def revisit(self, routing_tokens: int) -> tuple[Contexts, share.RoutingShares, PairOverlaps]:
         """Pass 2; patterns are compared on whole batches spread evenly through the data."""
         reading, context = self.reading, self.reading.blocks.context
         contexts = Contexts(self.examples.choose(), context)
@@ -230,7 +226,7 @@ class _Units:
         overlaps = PairOverlaps(self.lorsa.n_heads)
         starts = list(reading.starts())
         compared = _spread(starts, routing_tokens / (reading.step * context))
-        related = set(_spread(compared, family_tokens / (reading.step * context)))
+        related = set(_spread(compared, FAMILY_TOKENS / (reading.step * context)))
         for first, x, codes in reading.second_pass():
             entries = entries_of(codes, np.arange(first, first + len(x)))
             contexts.fill(first, x, entries, self.lorsa)

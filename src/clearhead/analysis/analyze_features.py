@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 
 from clearhead.analysis.activity import Activity
-from clearhead.analysis.analyze import EXAMPLES_AT_ONCE, FIRST, about_atlas
+from clearhead.analysis.analyze import FIRST, about_atlas
 from clearhead.analysis.contexts import Contexts
 from clearhead.analysis.entries import Entries, entries_of
 from clearhead.analysis.examples import ExampleCollector
@@ -21,10 +21,11 @@ from clearhead.analysis.token_texts import TokenTexts
 from clearhead.analysis.unit_rows import activity_columns
 from clearhead.atlas.read import Atlas
 from clearhead.atlas.write import AtlasWriter
+from clearhead.data.harvest import refuse_non_finite
 from clearhead.data.text import TokenBlocks
 from clearhead.dictionaries.lorsa import Codes
 from clearhead.dictionaries.transcoder import Transcoder
-from clearhead.errors import ClearheadError, NonFiniteError
+from clearhead.errors import ClearheadError
 from clearhead.model.access import Model
 from clearhead.runs import progress
 from clearhead.units.unit import Unit
@@ -69,9 +70,9 @@ def analyze_features(
             examples.update(entries)
             kept.append((first, codes))
             advance(codes.values.shape[0] * blocks.context)
-    contexts = _Windows(examples.choose(), blocks.context)
+    contexts = Contexts(examples.choose(), blocks.context)
     for first, codes in kept:
-        contexts.cut(first, len(codes.values), _entries(first, codes))
+        contexts.fill_windows(first, len(codes.values), _entries(first, codes))
 
     n_tokens = len(blocks.tokens) * (blocks.context - FIRST)
     rows = _unit_rows(module, layer, n_tokens, activity, examples.top.value[:, 0])
@@ -79,33 +80,16 @@ def analyze_features(
     metrics = {"analysed_tokens": n_tokens, "analysed_dead_share": float((activity.count == 0).mean())}
     with AtlasWriter(out, about_atlas(module, model, layer, blocks, seed)) as atlas:
         atlas.append("units", rows)
-        names, tokens = rows["unit_id"], blocks.tokens.numpy()
-        for low in range(0, len(contexts.block), EXAMPLES_AT_ONCE):
-            high = min(low + EXAMPLES_AT_ONCE, len(contexts.block))
-            atlas.append("examples", contexts.example_rows(low, high, names, tokens, blocks.document_at, texts))
+        for examples in contexts.example_rows(rows["unit_id"], blocks, texts):
+            atlas.append("examples", examples)
         atlas.append_metrics(layer, module.KIND, metrics)
     return Atlas(out)
-
-
-class _Windows(Contexts):
-    """Contexts of units that have no z pattern."""
-
-    def cut(self, first_block: int, n_blocks: int, entries: Entries) -> None:
-        """Fill in the windows of the examples in these blocks; `entries` are those of the same blocks."""
-        low, high = first_block * self.context, (first_block + n_blocks) * self.context
-        span = np.searchsorted(self.chosen.token[self._order], [low, high])
-        here = self._order[span[0] : span[1]]
-        if len(here):
-            self._fill_windows(here, low, high - low, entries)
 
 
 @torch.no_grad()
 def _encode(module: Transcoder, model: Model, site: str, blocks: TokenBlocks, first: int, size: int) -> Codes:
     x = model.run(blocks.tokens[first : first + size], read=(site,))[site].to(module.W_enc.dtype)
-    finite = x.isfinite().all(-1)
-    if not bool(finite.all()):
-        b, t = (int(i[0]) for i in (~finite).nonzero(as_tuple=True))
-        raise NonFiniteError(f"{site} is not finite in block {first + b} at position {t}")
+    refuse_non_finite(x, site, torch.arange(first, first + len(x)))
     codes = module.encode(x)
     return Codes(codes.values.float().cpu(), codes.features.to(torch.int32).cpu())
 

@@ -5,13 +5,13 @@ holds a window of activations and the terms of the z pattern that are at least 1
 O(examples · window), whatever the amount of data.
 """
 
-from collections.abc import Callable
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -19,10 +19,13 @@ from clearhead.analysis.entries import Entries
 from clearhead.analysis.examples import CATEGORIES, Chosen
 from clearhead.analysis.patterns import Triples, drop_small, z_patterns
 from clearhead.analysis.token_texts import Strings
+from clearhead.data.text import TokenBlocks
 from clearhead.dictionaries.lorsa import Lorsa
 
 BEFORE, AFTER = 80, 15
 """Tokens shown before and after the activating one."""
+AT_ONCE = 16_384
+"""Examples whose rows are made at a time."""
 
 
 class Contexts:
@@ -40,14 +43,24 @@ class Contexts:
         self._terms: list[tuple[NDArray[Any], ...]] = []
         self._order = np.argsort(chosen.token, kind="stable")
 
-    def fill(self, first_block: int, x: Float[Tensor, "b t d"], entries: Entries, lorsa: Lorsa) -> None:
-        """Fill in the examples of blocks first_block .. first_block + b; `entries` are those of the same blocks."""
-        low, high = first_block * self.context, (first_block + len(x)) * self.context
+    def fill_windows(self, first_block: int, n_blocks: int, entries: Entries) -> NDArray[np.int64]:
+        """Fill in the activations around the examples in these blocks, and return those examples.
+
+        `entries` are those of the same blocks.
+        """
+        low, high = first_block * self.context, (first_block + n_blocks) * self.context
         span = np.searchsorted(self.chosen.token[self._order], [low, high])
         here = self._order[span[0] : span[1]]
         if len(here):
             self._fill_windows(here, low, high - low, entries)
-            self._fill_patterns(here[self.chosen.category[here] != CATEGORIES.index("negative")], first_block, x, lorsa)
+        return here
+
+    def fill(self, first_block: int, x: Float[Tensor, "b t d"], entries: Entries, lorsa: Lorsa) -> None:
+        """Fill in windows and z patterns of the examples in blocks first_block .. first_block + b."""
+        here = self.fill_windows(first_block, len(x), entries)
+        active = here[self.chosen.category[here] != CATEGORIES.index("negative")]
+        if len(active):
+            self._fill_patterns(active, first_block, x, lorsa)
 
     def _fill_windows(self, here: NDArray[np.int64], low: int, size: int, entries: Entries) -> None:
         key = entries.unit * size + (entries.token - low)
@@ -73,25 +86,23 @@ class Contexts:
         row, key = sparse.row.cpu().numpy(), sparse.key.cpu().numpy()
         self._terms.append((here[row], key.astype(np.int32), sparse.weight.float().cpu().numpy()))
 
-    def example_rows(
-        self,
-        low: int,
-        high: int,
-        names: list[str],
-        tokens: Int[np.ndarray, "blocks t"],
-        title: Callable[[int, int], str],
-        strings: Strings,
-    ) -> dict[str, Any]:
-        """Columns of table `examples` for examples low .. high.
+    def example_rows(self, names: list[str], blocks: TokenBlocks, strings: Strings) -> Iterator[dict[str, Any]]:
+        """Columns of table `examples`, some thousands of examples at a time.
 
-        names: ids of the units; title: the document at (block, position); strings: the texts of an array of token ids.
+        names: ids of the units; blocks: the text that was read; strings: the texts of an array of token ids.
         """
+        for low in range(0, len(self.block), AT_ONCE):
+            yield self._example_rows(low, min(low + AT_ONCE, len(self.block)), names, blocks, strings)
+
+    def _example_rows(
+        self, low: int, high: int, names: list[str], blocks: TokenBlocks, strings: Strings
+    ) -> dict[str, Any]:
         part = slice(low, high)
         start, length = self.start[part], self.stop[part] - self.start[part]
         columns = np.arange(self.activations.shape[1])
         shown = columns < length[:, None]
         block = self.block[part]
-        ids = tokens[block[:, None], np.minimum(start[:, None] + columns, self.context - 1)][shown]
+        ids = blocks.tokens.numpy()[block[:, None], np.minimum(start[:, None] + columns, self.context - 1)][shown]
         offsets = np.concatenate([[0], np.cumsum(length)]).astype(np.int32)
         return {
             "example_id": np.arange(low, high),
@@ -99,7 +110,9 @@ class Contexts:
             "category": [CATEGORIES[category] for category in self.chosen.category[part]],
             "rank": self.chosen.rank[part],
             "activation": self.chosen.value[part],
-            "document": [title(b, t) for b, t in zip(block.tolist(), self.position[part].tolist(), strict=True)],
+            "document": [
+                blocks.document_at(b, t) for b, t in zip(block.tolist(), self.position[part].tolist(), strict=True)
+            ],
             "block": block,
             "position": self.position[part],
             "start": start,
