@@ -11,10 +11,10 @@ import numpy as np
 import plotly.graph_objects as go
 from numpy.typing import NDArray
 
+from clearhead.ops.bootstrap import bounds, draw_counts
 from clearhead.view.figures import AMBER, BLUE, GREY, RED, TEAL, styled
 
 COLOURS = (BLUE, AMBER, TEAL, RED, "#8a63c9", "#7a8b2d", "#c0622f")
-DRAWS = 500
 SIGNED = [[0, RED], [0.5, "rgba(133,147,166,0.10)"], [1, BLUE]]
 _TICKS = (0, 1, 2, 5)
 
@@ -40,13 +40,12 @@ def bootstrap_band(values: NDArray[np.float64], seed: int = 0) -> tuple[list[flo
     n = len(values)
     if n < 2:
         return None
-    drawn = np.random.default_rng(seed).integers(n, size=(DRAWS, n))
-    means = values[drawn].mean(1)
+    means = draw_counts(n, seed) @ values / n
     effect = means[:, -1:] - means[:, :1]
     if (effect <= 0).any():
         return None
     f = (means - means[:, :1]) / effect
-    low, high = np.percentile(f, (2.5, 97.5), axis=0)
+    low, high = bounds(f)
     return low.tolist(), high.tolist()
 
 
