@@ -26,17 +26,24 @@ def test_train_then_evaluate(kind, books, tmp_path, capsys):  # noqa: F811
     assert "features" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(("kind", "site"), [("transcoder", "mlp"), ("sae", "resid_pre")])
-def test_harvest_then_train_from_the_store(kind, site, books, tmp_path, capsys):  # noqa: F811
-    store, text = str(tmp_path / "store"), ["--text", str(books), "--layer", "1"]
+@pytest.mark.parametrize(
+    ("kind", "site", "share"), [("transcoder", "mlp", ["--repeat-share", "0.25"]), ("sae", "resid_pre", [])]
+)
+def test_harvest_then_train_from_the_store(kind, site, share, books, tmp_path, capsys):  # noqa: F811
+    store, text = str(tmp_path / "store"), ["--text", str(books), "--layer", "1", *share]
     assert cli.main(["harvest", *SMALL, *text, "--site", site, "--tokens", "512", "--out", store]) == 0
     command = f"train {kind}" + (" --site resid_pre" if kind == "sae" else "")
-    assert f"next: clearhead {command} --model" in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert f"next: clearhead {command} --model" in shown and (" --repeat-share 0.25" in shown) == bool(share)
     options = [*command.split(), *SMALL, *SIZES, *text]
     assert cli.main([*options, "--out", str(tmp_path / "stored"), "--store", store]) == 0
     assert cli.main([*options, "--out", str(tmp_path / "live")]) == 0
     weights = [(tmp_path / run / kind / "model.safetensors").read_bytes() for run in ("stored", "live")]
     assert weights[0] == weights[1]
+    if share:
+        capsys.readouterr()
+        plain = [*options[: -len(share)], "--out", str(tmp_path / "plain"), "--store", store]
+        assert cli.main(plain) == 2 and "holds repeat_share 0.25, not 0.0" in capsys.readouterr().err
 
 
 def test_dry_run_measures_a_few_steps_and_writes_nothing(books, tmp_path, capsys, monkeypatch):  # noqa: F811

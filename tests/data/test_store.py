@@ -151,6 +151,16 @@ def test_check_compares_model_layer_and_text(written):
         written.check(model="clearhead-tiny", layer=1, text_sha256="other")
 
 
+def test_a_store_of_a_version_without_repeats_holds_none(written):
+    index = read_json(written.path / "index.json")
+    assert index.pop("repeat_share") == 0.0
+    write_json(written.path / "index.json", index)
+    earlier = ActivationStore(written.path)
+    earlier.check(model="clearhead-tiny", layer=1, repeat_share=0.0)
+    with pytest.raises(ClearheadError, match="repeat_share 0.0, not 0.25"):
+        earlier.check(model="clearhead-tiny", layer=1, repeat_share=0.25)
+
+
 def test_check_compares_sites_dtype_and_revision(written):
     written.check(model="clearhead-tiny", layer=1, dtype=torch.float32, revision="a")  # a local model records none
     with pytest.raises(ClearheadError, match="model_dtype 'float32', not 'bfloat16'"):

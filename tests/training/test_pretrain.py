@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from clearhead.config import Pretrain
+from clearhead.data.repeats import repeated_sequences
 from clearhead.dictionaries.dictionary import load_tensors
 from clearhead.errors import ClearheadError, NonFiniteError
 from clearhead.model.access import Model
@@ -23,7 +24,7 @@ from clearhead.training.checkpoint import list_checkpoints
 from clearhead.training.language_model import LanguageModelling, TextAndRepeats, Watch
 from clearhead.training.optim import adam
 from clearhead.training.pretrain import build_model, open_tokenizer, pretrain
-from clearhead.training.repeats import measure_induction, next_token_losses, repeated_sequences
+from clearhead.training.repeats import measure_induction, next_token_losses
 
 ALPHABET = torch.arange(3, 50)
 N_TOKENS = 5000
@@ -59,29 +60,6 @@ def config(books, tmp_path) -> Pretrain:
 
 def weights(folder) -> bytes:
     return (folder / "model.safetensors").read_bytes()
-
-
-def test_a_repeated_sequence_is_its_first_period_over_and_over():
-    tokens = repeated_sequences(3, torch.arange(200), 64, ALPHABET)
-    periods = set()
-    for row in tokens:
-        period = next(p for p in range(1, 64) if torch.equal(row[p:], row[:-p]))
-        assert 8 <= period <= 32
-        assert torch.equal(row, row[:period].repeat(64 // period + 1)[:64])
-        periods.add(period)
-    assert len(periods) == 25  # each of 8..32 comes up in 200 draws
-    counts = torch.bincount(repeated_sequences(3, torch.arange(4000), 64, ALPHABET, period=32)[:, :32].flatten())
-    assert counts[:3].sum() == 0 and len(counts) == 50
-    expected = 4000 * 32 / len(ALPHABET)
-    assert float((counts[3:] - expected).square().sum()) / expected < 100  # chi square of 46 degrees of freedom
-
-
-def test_a_repeated_sequence_depends_on_its_number_and_seed_alone():
-    together = repeated_sequences(0, torch.arange(5), 32, ALPHABET)
-    alone = repeated_sequences(0, torch.tensor([3]), 32, ALPHABET)
-    assert torch.equal(together[3:4], alone)
-    assert not torch.equal(alone, repeated_sequences(1, torch.tensor([3]), 32, ALPHABET))
-    assert len({tuple(row.tolist()) for row in together}) == 5
 
 
 class Copier(nn.Module):

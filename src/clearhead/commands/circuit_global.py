@@ -17,11 +17,11 @@ from clearhead.commands.opening.structure import without_weights
 from clearhead.commands.printing.table import say, show
 from clearhead.config import CircuitGlobal
 from clearhead.configfile import refuse_other_run
+from clearhead.data.repeats import NAME, alphabet_of, repeated_sequences
 from clearhead.data.text import token_blocks
 from clearhead.dictionaries.load import load_dictionary_of
 from clearhead.model.access import Model
 from clearhead.runs import RunDirectory
-from clearhead.training.repeats import repeated_sequences
 from clearhead.units.bundle import save_graph
 
 SHOWN = 12
@@ -72,14 +72,14 @@ def run(config: CircuitGlobal) -> None:
 
 
 def _text(config: CircuitGlobal) -> str:
-    return "random tokens that come twice" if config.repeats else f"{config.text} ({config.split})"
+    return NAME if config.repeats else f"{config.text} ({config.split})"
 
 
 def _tokens(config: CircuitGlobal, model: Model) -> Int64[Tensor, "b t"]:
     """Blocks of the text, or of random tokens of which the second half repeats the first."""
     if config.repeats:
         count = torch.arange(-(-config.tokens // config.context))
-        alphabet = torch.arange(model.d_vocab)
+        alphabet = alphabet_of(model._tokenizer())
         return repeated_sequences(config.seed, count, config.context, alphabet, config.context // 2)
     return token_blocks(
         model, config.text, split=config.split, n_tokens=config.tokens, context=config.context, at_most=True

@@ -7,8 +7,8 @@ from clearhead.commands.printing.table import say, size
 from clearhead.config import Harvest
 from clearhead.config.verb import resolve_layers
 from clearhead.data.harvest import sources_of
+from clearhead.data.repeats import mixed_blocks
 from clearhead.data.store import write_stores
-from clearhead.data.text import token_blocks
 from clearhead.errors import ClearheadError
 from clearhead.model.access import Model
 
@@ -32,8 +32,13 @@ def plan(config: Harvest) -> dict[str, Any]:
 def run(config: Harvest) -> None:
     """Harvest, and print where the stores lie; layers without the sites are named and left out."""
     model = Model.load(config.model, dtype=config.dtype, device=config.device)
-    blocks = token_blocks(
-        model, config.text, split=config.split, n_tokens=config.tokens, context=config.context, at_most=True
+    blocks = mixed_blocks(
+        model,
+        config.text,
+        split=config.split,
+        n_tokens=config.tokens,
+        context=config.context,
+        repeat_share=config.repeat_share,
     )
     layers = resolve_layers(config.layer, model.n_layers)
     sources, left_out = sources_of(model, blocks, layers, sites=config.sites())
@@ -49,7 +54,8 @@ def run(config: Harvest) -> None:
     several = isinstance(config.layer, str)
     given, place = (config.layer, stores[0].path.parent) if several else (layers[0], stores[0].path)
     text = "" if config.text == type(config).text else f" --text {config.text}"
+    share = f" --repeat-share {config.repeat_share}" if config.repeat_share else ""
     say(
-        f"next: clearhead train {trains} --model {config.model} --layer {given} --context {config.context}{text} "
-        f"--store {place}"
+        f"next: clearhead train {trains} --model {config.model} --layer {given} --context {config.context}{text}"
+        f"{share} --store {place}"
     )

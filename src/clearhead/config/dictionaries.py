@@ -13,7 +13,21 @@ Tracker = Literal["none", "wandb", "trackio", "tensorboard"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrainDictionary(OfLayers):
+class OfMixture(OfLayers):
+    """The verbs that read a text to train on, and random tokens repeated among it if asked to."""
+
+    repeat_share: float = 0.0
+    """Share of the blocks that are random tokens repeated, as a model of `clearhead pretrain` saw them."""
+
+    def validate(self) -> None:
+        """Some text is left, and blocks are long enough to repeat."""
+        super().validate()
+        self._refuse(not 0 <= self.repeat_share < 1, "repeat-share", "give a share from 0 up to, not including, 1")
+        self._refuse(self.repeat_share > 0 and self.context < 8, "context", "a repeated sequence needs 8 tokens")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainDictionary(OfMixture):
     """What every training of a dictionary is told: how long, how fast, how sparse, where to."""
 
     seed: int = 0

@@ -8,8 +8,8 @@ from typing import ClassVar, Literal
 
 from tyro.conf import Positional
 
-from clearhead.config.dictionaries import SAE_SITES, TrainDictionary
-from clearhead.config.verb import Dtype, OfLayers, Split, Verb, resolve_layer
+from clearhead.config.dictionaries import SAE_SITES, OfMixture, TrainDictionary
+from clearhead.config.verb import Dtype, Split, Verb, resolve_layer
 
 Activation = Literal["topk", "batchtopk", "jumprelu", "relu", "signed-topk"]
 Initialisation = Literal["data", "original", "random", "reference"]
@@ -40,7 +40,7 @@ class OfRun(Verb):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Harvest(OfLayers):
+class Harvest(OfMixture):
     """Store the inputs and outputs of attention layers (or MLPs, or a site), once, for many trainings."""
 
     verb: ClassVar[str] = "harvest"

@@ -167,16 +167,19 @@ class ActivationStore:
         model: str,
         layer: int,
         sites: tuple[str, str] = ATTENTION,
+        repeat_share: float | None = None,
         text_sha256: str | None = None,
         dtype: torch.dtype | None = None,
         revision: str | None = None,
     ) -> None:
         """Raise `ClearheadError` unless the store holds this model's values at these sites of this layer.
 
-        text_sha256 (of the token blocks), dtype and revision of the model are compared where they are given; the
-        revision only where the store names one, as local folders have none.
+        repeat_share and text_sha256 (of the token blocks), dtype and revision of the model are compared where they are
+        given; the revision only where the store names one, as local folders have none.
         """
         asked: dict[str, Any] = {"model": model, "layer": layer, "sites": [f"{site}.{layer}" for site in sites]}
+        if repeat_share is not None:
+            asked["repeat_share"] = repeat_share
         if text_sha256 is not None:
             asked["text_sha256"] = text_sha256
         if dtype is not None:
@@ -232,6 +235,7 @@ def _header(source: LiveActivations, dtype: StoreDtype) -> dict[str, Any]:
         "sites": list(source.sites),
         "text": source.blocks.source,
         "split": source.blocks.split,
+        "repeat_share": source.blocks.repeat_share,
         "text_sha256": source.blocks.sha256,
         "context": source.context,
         "d": source.d,
@@ -259,6 +263,7 @@ def _read_index(path: Path) -> dict[str, Any]:
     index = read_json(path / "index.json")
     if not isinstance(index, dict) or index.get("schema") != SCHEMA or "shards" not in index:
         raise CorruptFileError(f"{path / 'index.json'} is not the index of an activation store of schema {SCHEMA}")
+    index.setdefault("repeat_share", 0.0)  # stores of earlier versions do not name it
     return index
 
 

@@ -62,6 +62,8 @@ class TokenBlocks:
     """How many tokens (0 or 1) stand in front of the text in every block."""
     sha256: str
     """Hash of the token ids and their shape: equal text, tokenizer, context and packing give equal hashes."""
+    repeat_share: float = 0.0
+    """Share of the blocks that are random tokens repeated (data/repeats.py); they stand behind those of text."""
 
     @property
     def context(self) -> int:
@@ -186,7 +188,7 @@ def _pack(
         source=source,
         split=split,
         prefix=len(prefix),
-        sha256=_hash(tokens),
+        sha256=hash_tokens(tokens),
     )
 
 
@@ -242,7 +244,8 @@ def _tokenizer_hash(tokenizer: PreTrainedTokenizerBase) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def _hash(tokens: Int64[np.ndarray, "n t"]) -> str:
+def hash_tokens(tokens: Int64[np.ndarray, "n t"]) -> str:
+    """The `sha256` of blocks of these tokens."""
     shape = ",".join(map(str, tokens.shape))
     return hashlib.sha256(shape.encode() + tokens.astype("<i8").tobytes()).hexdigest()
 
@@ -262,7 +265,7 @@ def _load(path: Path) -> TokenBlocks:
             arrays = {name: file.get_tensor(name) for name in ("tokens", "documents", "starts")}
     except SafetensorError as error:
         raise CorruptFileError(f"{path} is not a whole safetensors file ({error}); delete it and run again") from error
-    if _hash(arrays["tokens"].numpy()) != metadata["sha256"]:
+    if hash_tokens(arrays["tokens"].numpy()) != metadata["sha256"]:
         raise CorruptFileError(f"the token blocks in {path} are not those that were written; delete it and run again")
     return TokenBlocks(**arrays, **json.loads(metadata["record"]), sha256=metadata["sha256"])
 

@@ -32,6 +32,7 @@ import torch
 from jaxtyping import Int64
 from torch import Tensor
 
+from clearhead.data.repeats import alphabet_of
 from clearhead.data.retrieval import DEPTHS, Kind, measure_retrieval
 from clearhead.data.tasks import TASKS, measure, task
 from clearhead.errors import ClearheadError, NonFiniteError, UnknownNameError
@@ -41,7 +42,6 @@ from clearhead.model.loading import DType
 from clearhead.sparsify.edge_controls import measure_controls
 from clearhead.sparsify.edge_maps import first_token_shares, map_edges
 from clearhead.sparsify.measures import Drawn, as_it_is, by_position, measure_induction, measure_losses
-from clearhead.training.pretrain import alphabet_of
 
 LENGTHS = (64, 128, 256, 512, 1024, 2048, 4096, 8192)
 BEHAVIOURS = ("ioi", "greater_than", "copy")

@@ -17,11 +17,11 @@ import torch.nn.functional as F
 from jaxtyping import Float, Float64, Int64
 from torch import Tensor
 
+from clearhead.data.repeats import MEASURED_SEED, repeated_sequences
 from clearhead.errors import NonFiniteError
 from clearhead.model.access import Model
 from clearhead.model.gates import Tally
 from clearhead.runs import progress
-from clearhead.training.repeats import MEASURED_SEED, repeated_sequences
 
 Drawn = Callable[[int], AbstractContextManager[Tally | None]]
 """Gates for the sequences from this number on, as a context manager that may count their edges."""
@@ -119,7 +119,7 @@ def losses(logits: Float[Tensor, "b t v"], tokens: Int64[Tensor, "b t"]) -> Floa
 def measure_induction(
     model: Model, alphabet: Int64[Tensor, " a"], context: int, drawn: Drawn = as_it_is, *, batch: int = 8
 ) -> dict[str, float]:
-    """Mean loss (nats) on the first and the second half of random sequences that repeat once (training/repeats.py)."""
+    """Mean loss (nats) on the first and the second half of random sequences that repeat once (data/repeats.py)."""
     period = context // 2
     tokens = repeated_sequences(MEASURED_SEED, torch.arange(INDUCTION_SEQUENCES), context, alphabet, period)
     found, _ = measure_losses(model, tokens, drawn, batch=batch, what="induction")

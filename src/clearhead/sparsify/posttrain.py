@@ -16,6 +16,7 @@ from jaxtyping import Float, Int64
 from torch import Tensor
 
 from clearhead.config import Sparsify
+from clearhead.data.repeats import alphabet_of
 from clearhead.data.text import Split, TokenBlocks, token_blocks
 from clearhead.errors import ClearheadError
 from clearhead.model.access import Model
@@ -30,7 +31,6 @@ from clearhead.training.checkpoint import list_checkpoints
 from clearhead.training.language_model import TextAndRepeats
 from clearhead.training.loop import LoopSettings, check_source, fit
 from clearhead.training.optim import RateSchedule, adam
-from clearhead.training.pretrain import alphabet_of
 from clearhead.training.session import open_accelerator, peak_memory, refuse_other_run
 
 HELD_OUT_TOKENS = 8192

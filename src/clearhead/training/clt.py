@@ -11,14 +11,14 @@ import torch
 
 from clearhead.config import TrainClt
 from clearhead.data.harvest import Activations, LayeredActivations
-from clearhead.data.text import TokenBlocks, token_blocks
+from clearhead.data.text import TokenBlocks
 from clearhead.dictionaries.clt import Clt, CltConfig
 from clearhead.dictionaries.init_features import initialise_features
 from clearhead.dictionaries.transcoder import Transcoder, TranscoderConfig
 from clearhead.model.access import Model
 from clearhead.training.dictionary_task import Scales, measure_scales, ordinary
 from clearhead.training.loop import Source
-from clearhead.training.train_dictionary import Recipe, train_dictionary
+from clearhead.training.train_dictionary import Recipe, train_blocks, train_dictionary
 from clearhead.training.transcoder import draw_pairs, task
 
 
@@ -32,9 +32,7 @@ def train_clt(config: TrainClt) -> dict[str, Any]:
 
 def open_source(model: Model, config: TrainClt) -> tuple[Source[Activations], TokenBlocks]:
     """The activations to train on, computed from the text as they are needed."""
-    blocks = token_blocks(
-        model, config.text, split="train", n_tokens=config.tokens, context=config.context, at_most=True
-    )
+    blocks = train_blocks(model, config)
     return LayeredActivations(model, blocks), blocks
 
 

@@ -2,8 +2,8 @@
 
     L = mean over all sequences and positions 1..T-1 of -log p(token | tokens before it)        (nats)
 
-The sequences are blocks of text and random tokens repeated (repeats.py), in one order. Nothing here reads a file or
-knows an architecture: any causal language model of transformers is trained alike.
+The sequences are blocks of text and random tokens repeated (data/repeats.py), in one order. Nothing here reads a file
+or knows an architecture: any causal language model of transformers is trained alike.
 """
 
 import math
@@ -19,11 +19,12 @@ from jaxtyping import Int64
 from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from clearhead.data.repeats import repeated_sequences
 from clearhead.errors import NonFiniteError
 from clearhead.model.loading import no_bar_for_weights
 from clearhead.training.loop import LOG_EVERY
 from clearhead.training.optim import RateSchedule
-from clearhead.training.repeats import measure_induction, next_token_losses, repeated_sequences
+from clearhead.training.repeats import measure_induction, next_token_losses
 
 MEASUREMENTS = 100  # of the held-out losses, at most, equally spaced over the run
 MEASURED_BLOCKS = 32  # repeated sequences; also the largest batch of a measurement

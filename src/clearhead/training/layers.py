@@ -18,12 +18,11 @@ from clearhead.config import TrainLorsa, TrainSae, TrainTranscoder
 from clearhead.config.verb import resolve_layers
 from clearhead.data.harvest import sources_of
 from clearhead.data.store import write_stores
-from clearhead.data.text import token_blocks
 from clearhead.errors import ClearheadError
 from clearhead.model.access import Model
 from clearhead.runs import read_json
 from clearhead.training.session import open_accelerator
-from clearhead.training.train_dictionary import IMMATERIAL, Recipe, train_dictionary
+from clearhead.training.train_dictionary import IMMATERIAL, Recipe, train_blocks, train_dictionary
 
 STORE_DTYPE = "float16"
 """Its rounding is a ten-millionth of the variance; what it cannot hold is refused, and then `clearhead harvest` can."""
@@ -89,9 +88,7 @@ def directory_of(config: OfLayer, one: OfLayer) -> Path:
 
 def _harvest(model: Model, config: OfLayer, layers: list[int], stores: Path) -> dict[int, str]:
     """Store what these layers are trained on, in float16; returns why some of them have nothing to store."""
-    blocks = token_blocks(
-        model, config.text, split="train", n_tokens=config.tokens, context=config.context, at_most=True
-    )
+    blocks = train_blocks(model, config)
     sources, left_out = sources_of(model, blocks, layers, sites=config.sites())
     if sources:
         write_stores({stores / str(layer): source for layer, source in sources.items()}, dtype=STORE_DTYPE)

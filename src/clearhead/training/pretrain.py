@@ -3,7 +3,7 @@
 The loss is the mean next-token loss (nats) over sequences of two kinds, shuffled into one order:
 
     text       blocks of tokens, documents packed one after another
-    repeats    random tokens repeated (training/repeats.py), `repeat_share` of all sequences
+    repeats    random tokens repeated (data/repeats.py), `repeat_share` of all sequences
 
 AdamW, gradient norm at most 1, learning rate up over the first 2 % of the steps and down over the last half. The models
 are transformers' own GPT-2 and Llama without dropout, on their sdpa attention; they are saved as Hugging Face folders:
@@ -22,6 +22,7 @@ from transformers import AutoTokenizer, GPT2Config, GPT2LMHeadModel, LlamaConfig
 from transformers import PreTrainedTokenizerBase as Tokenizer
 
 from clearhead.config import Pretrain
+from clearhead.data.repeats import alphabet_of
 from clearhead.data.text import TokenBlocks, token_blocks
 from clearhead.data.tokenizer import train_tokenizer
 from clearhead.errors import ClearheadError
@@ -180,12 +181,6 @@ def open_held_out(config: Pretrain, tokenizer: Tokenizer) -> Int64[Tensor, "n t"
         tokenizer, config.text, split="held_out", n_tokens=wanted, context=config.context, at_most=True
     )
     return blocks.tokens[:: max(1, len(blocks) // HELD_OUT_BLOCKS)][:HELD_OUT_BLOCKS]
-
-
-def alphabet_of(tokenizer: Tokenizer) -> Int64[Tensor, " a"]:
-    """The tokens that random sequences are made of: all but the special ones."""
-    special = set(tokenizer.all_special_ids)
-    return torch.tensor([token for token in range(len(tokenizer)) if token not in special])
 
 
 def build_model(config: Pretrain, tokenizer: Tokenizer) -> PreTrainedModel:

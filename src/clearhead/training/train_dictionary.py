@@ -14,8 +14,9 @@ from typing import Any
 
 from clearhead.config import TrainDictionary
 from clearhead.data.harvest import Activations, LiveActivations
+from clearhead.data.repeats import mixed_blocks
 from clearhead.data.store import ActivationStore, store_of_layer
-from clearhead.data.text import TokenBlocks, token_blocks
+from clearhead.data.text import TokenBlocks
 from clearhead.errors import ClearheadError
 from clearhead.model.access import Model
 from clearhead.runs import RunDirectory
@@ -93,6 +94,7 @@ def train_dictionary(config: TrainDictionary, recipe: Recipe, model: Model | Non
             "model_note": model.note,
             "text": blocks.source,
             "text_sha256": blocks.sha256,
+            "repeat_share": blocks.repeat_share,
             **recipe.sizes(config),
             "tokens": config.steps() * config.batch_tokens,
             "parameters": sum(parameter.numel() for parameter in module.parameters()),
@@ -141,18 +143,31 @@ def open_layer(model: Model, config: Any, sites: tuple[str, str]) -> tuple[Sourc
     store = ActivationStore(store_of_layer(config.store, layer)) if config.store else None
     # a store is read as a whole, whatever the number of training tokens: fewer are a part of an epoch, more are several
     n_tokens = len(store) * store.context if store else config.tokens
-    blocks = token_blocks(model, config.text, split="train", n_tokens=n_tokens, context=config.context, at_most=True)
+    blocks = train_blocks(model, config, n_tokens)
     if store is None:
         return LiveActivations(model, blocks, layer, sites=sites), blocks
     store.check(
         model=config.model,
         layer=layer,
         sites=sites,
+        repeat_share=blocks.repeat_share,
         text_sha256=blocks.sha256,
         dtype=model.dtype,
         revision=model.revision,
     )
     return store, blocks
+
+
+def train_blocks(model: Model, config: TrainDictionary, n_tokens: int | None = None) -> TokenBlocks:
+    """What a training reads: text, and random tokens repeated where asked for; all that it trains on, or `n_tokens`."""
+    return mixed_blocks(
+        model,
+        config.text,
+        split="train",
+        n_tokens=n_tokens or config.tokens,
+        context=config.context,
+        repeat_share=config.repeat_share,
+    )
 
 
 def layer_of(config: Any) -> int:
