@@ -12,6 +12,7 @@ from clearhead.config import (
     BenchLorsa,
     Catalogue,
     CircuitGlobal,
+    Convert,
     Evaluate,
     GraphMerge,
     Harvest,
@@ -35,6 +36,8 @@ def example(cls):
     required = [field.name for field in dataclasses.fields(cls) if field.default is dataclasses.MISSING]
     if cls in (Replace, CircuitGlobal):
         return cls(dictionaries=("runs/x/transcoder",))
+    if cls is Convert:
+        return cls(dictionary=Path("theirs"), model="smollm2")
     if cls is Catalogue:
         return cls(model="smollm2")
     if cls is Steer:

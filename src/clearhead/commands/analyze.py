@@ -12,7 +12,7 @@ from typing import Any
 from clearhead.analysis.analyze import analyze
 from clearhead.analysis.analyze_features import analyze_features
 from clearhead.commands.opening.layers import runs_in
-from clearhead.commands.opening.opened import kind_of, open_dictionary, open_run, plan_of, training_of
+from clearhead.commands.opening.opened import kind_of, open_dictionary, open_run, plan_of, source_of
 from clearhead.commands.opening.training_time import free_memory
 from clearhead.commands.printing.table import say
 from clearhead.config import Analyze
@@ -77,7 +77,7 @@ def _write(config: Analyze, dictionaries: Mapping[str, Dictionary], *, strict: b
     if folder.exists() and not folder.is_dir():  # asked before the work, not after it
         raise ClearheadError(f"{folder} is a file; give a directory for the atlas with --out")
     evaluation = _evaluation(config.run / "evaluation.json")
-    if kind_of(training_of(config.run)) in ("sae", "transcoder"):
+    if kind_of(config.run, source_of(config.run)) in ("sae", "transcoder"):
         _write_features(config, folder)
         return folder
     opened = open_run(config)

@@ -14,15 +14,15 @@ from clearhead.commands.opening.layers import runs_in
 from clearhead.commands.opening.opened import (
     OpenedDictionary,
     is_sparse,
-    kind_of,
     open_dictionary,
     plan_of,
-    training_of,
+    source_of,
 )
 from clearhead.commands.printing.table import show, show_layers
-from clearhead.config import Evaluate, TrainDictionary, TrainLorsa, TrainSae, TrainTranscoder
+from clearhead.config import Evaluate
 from clearhead.dictionaries.clt import Clt
 from clearhead.dictionaries.dictionary import record_metrics
+from clearhead.dictionaries.load import Dictionary
 from clearhead.errors import ClearheadError
 from clearhead.model.access import Model
 from clearhead.runs import environment, write_json
@@ -95,7 +95,7 @@ def _measure_layers(config: Evaluate, runs: list[Path]) -> None:
 
 def _refuse_unlike(run: Path, first: Path) -> None:
     """One forward pass serves runs of one model, text, context and pair of sites."""
-    own, other = (training_of(path) for path in (run, first))
+    own, other = (source_of(path) for path in (run, first))
     for field in ("verb", "model", "dtype", "text", "context", "site"):
         values = [training.to_dict().get(field) for training in (own, other)]
         if values[0] != values[1]:
@@ -105,8 +105,8 @@ def _refuse_unlike(run: Path, first: Path) -> None:
 def _fidelity_of_layers(opened: Mapping[int, OpenedDictionary], config: Evaluate) -> dict[int, dict[str, Any]]:
     found = {}
     if opened:
-        _, model, training, blocks = next(iter(opened.values()))
-        sites, options = _sites(training), {"batch_blocks": config.batch_blocks}
+        first, model, _, blocks = next(iter(opened.values()))
+        sites, options = _sites(first), {"batch_blocks": config.batch_blocks}
         modules = {layer: one.module for layer, one in opened.items()}
         tokens = first_blocks(blocks, config.downstream_tokens)
         for layer, (metrics, mean) in measure_layers(modules, model, blocks, sites=sites, **options).items():
@@ -140,22 +140,23 @@ def _record(metrics: dict[str, Any], opened: OpenedDictionary, config: Evaluate)
     write_json(file_of(config), record)
     if config.split == "held_out":
         numbers = {name: float(value) for name, value in metrics.items() if isinstance(value, int | float)}
-        kind = kind_of(opened.training)
+        kind = opened.module.KIND
         record_metrics(config.run / kind, kind, numbers)
     return metrics
 
 
 def _fidelity(opened: OpenedDictionary, config: Evaluate) -> dict[str, Any]:
-    module, model, training, blocks = opened
+    module, model, _, blocks = opened
     options = {"downstream_tokens": config.downstream_tokens, "batch_blocks": config.batch_blocks}
     if isinstance(module, Clt):
         return evaluate_clt(module, model, blocks, **options)
-    return evaluate(module, model, int(training.layer or 0), blocks, sites=_sites(training), **options)
+    return evaluate(module, model, int(module.provenance["layer"]), blocks, sites=_sites(module), **options)
 
 
-def _sites(training: TrainDictionary) -> tuple[str, str]:
-    assert isinstance(training, TrainLorsa | TrainTranscoder | TrainSae), "a cross-layer transcoder has no two sites"
-    return training.sites()
+def _sites(module: Dictionary) -> tuple[str, str]:
+    """The sites that a dictionary of one layer reads and imitates, without their layer."""
+    reads, writes = (str(module.provenance[name]).rpartition(".")[0] for name in ("input_site", "output_site"))
+    return reads, writes
 
 
 def file_of(config: Evaluate) -> Path:

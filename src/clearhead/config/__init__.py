@@ -8,6 +8,7 @@ Nothing here loads torch or transformers or touches a file.
 from clearhead.config.bench import BenchCircuits, BenchGated, BenchLorsa, BenchSpectral, BenchZPattern
 from clearhead.config.catalogue import Catalogue
 from clearhead.config.circuits import CircuitCurve
+from clearhead.config.convert import Convert
 from clearhead.config.dictionaries import (
     FeatureActivation,
     Tracker,
@@ -56,6 +57,7 @@ VERBS: dict[str, type[Verb]] = {
         TrainClt,
         TrainSae,
         TrainSweep,
+        Convert,
         Evaluate,
         Fidelity,
         Analyze,
@@ -105,6 +107,7 @@ __all__ = [
     "Catalogue",
     "CircuitCurve",
     "CircuitGlobal",
+    "Convert",
     "Demo",
     "DescribeTask",
     "Dtype",

@@ -6,8 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from clearhead.analysis.fidelity.errors import Candidate, Comparison
-from clearhead.commands.opening.opened import kind_of, training_of
-from clearhead.config import TrainDictionary, TrainLorsa, TrainSae, TrainTranscoder, Verb
+from clearhead.commands.opening.layers import run_folders
+from clearhead.commands.opening.opened import kind_of
+from clearhead.config import TrainDictionary, TrainLorsa, TrainSae, TrainTranscoder
 from clearhead.configfile import from_file
 from clearhead.data.harvest import ATTENTION
 from clearhead.dictionaries.dictionary import SavedDictionary
@@ -17,8 +18,6 @@ from clearhead.model.access import Model
 
 EQUAL = 0.1
 """Dictionaries whose numbers of parameters differ by at most this share are of equal size."""
-DEPTH = 3
-"""Folders that are looked through below one that holds runs."""
 REFERENCE = "reference"
 """The initialisation of the reference implementation, which is compared and not reported on."""
 
@@ -35,7 +34,7 @@ class TrainedRun:
     @property
     def kind(self) -> str:
         """lorsa, sae or transcoder."""
-        return kind_of(self.training)
+        return kind_of(self.path, self.training)
 
     @property
     def layer(self) -> int:
@@ -60,24 +59,17 @@ def find_runs(paths: Sequence[Path]) -> tuple[list[TrainedRun], list[tuple[Path,
     for path in paths:
         if not path.is_dir():
             raise ClearheadError(f"there is no directory {path}")
-        alone = path / "config.json"
-        if alone.exists() and isinstance(from_file(path), TrainDictionary):
-            reason = why_not(path, training_of(path))
-            if reason:
-                raise ClearheadError(f"{path} cannot be in this report: {reason}")
-            found[path] = training_of(path)
-            continue
-        below = [file.parent for depth in range(1, DEPTH + 1) for file in path.glob("*/" * depth + "config.json")]
-        for run in sorted(below):
-            if not (run / "env.json").exists():  # the folder of a dictionary or model, not of a run
+        for run in run_folders(path):
+            config = from_file(run)
+            if not isinstance(config, TrainDictionary):
                 continue
-            config: Verb = from_file(run)
-            if isinstance(config, TrainDictionary):
-                reason = why_not(run, config)
-                if reason:
-                    left.append((run, reason))
-                else:
-                    found[run] = config
+            reason = why_not(run, config)
+            if not reason:
+                found[run] = config
+            elif run == path:
+                raise ClearheadError(f"{path} cannot be in this report: {reason}")
+            else:
+                left.append((run, reason))
     if not found:
         raise ClearheadError(
             f"{', '.join(map(str, paths))} holds no finished dictionary of attention; `clearhead train lorsa`, "
@@ -90,7 +82,7 @@ def find_runs(paths: Sequence[Path]) -> tuple[list[TrainedRun], list[tuple[Path,
 
 def why_not(run: Path, training: TrainDictionary) -> str:
     """Why a run cannot be compared with a Lorsa; empty where it can."""
-    kind = kind_of(training)
+    kind = kind_of(run, training)
     if kind not in KINDS or not isinstance(training, TrainLorsa | TrainSae | TrainTranscoder):
         return f"it is of `clearhead {training.verb}`"
     if not isinstance(training, TrainLorsa):

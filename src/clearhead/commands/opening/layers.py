@@ -1,8 +1,20 @@
-"""A directory with one run per layer: which runs it holds."""
+"""Which runs a directory holds: one per layer, or any."""
 
 from pathlib import Path
 
 from clearhead.errors import ClearheadError
+
+DEPTH = 3
+"""Folders that are looked through below one that holds runs."""
+
+
+def run_folders(path: Path) -> list[Path]:
+    """The directories of runs at a path, by name: itself and those in the folders below it.
+
+    The folder of a dictionary or model has a config.json too, but no env.json.
+    """
+    below = [file.parent for depth in range(1, DEPTH + 1) for file in path.glob("*/" * depth + "config.json")]
+    return [run for run in (path, *sorted(below)) if (run / "config.json").exists() and (run / "env.json").exists()]
 
 
 def runs_in(path: Path) -> list[Path]:

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple, cast
 from jaxtyping import Int64
 from torch import Tensor
 
-from clearhead.config import OfRun, Sparsify, TrainDictionary, TrainLorsa
+from clearhead.config import Convert, OfRun, Sparsify, TrainDictionary
 from clearhead.configfile import from_file
 from clearhead.data.text import TokenBlocks, token_blocks
 from clearhead.dictionaries.load import KINDS, Dictionary
@@ -17,6 +17,9 @@ from clearhead.model.gates import SETTINGS
 from clearhead.runs import read_json
 from clearhead.sparsify.evaluate import load_base
 from clearhead.sparsify.posttrain import open_unwatched
+
+Source = TrainDictionary | Convert
+"""Where the dictionary of a run comes from: a training, or another library."""
 
 
 class OpenedRun(NamedTuple):
@@ -33,7 +36,7 @@ class OpenedDictionary(NamedTuple):
 
     module: Dictionary
     model: Model
-    training: TrainDictionary
+    source: Source
     blocks: TokenBlocks
 
 
@@ -49,14 +52,14 @@ class OpenedSparse(NamedTuple):
     """None for a model folder without its run."""
 
 
-def training_of(run: Path) -> TrainDictionary:
-    """The resolved configuration a run was trained with; raises `ClearheadError` when nothing was trained there."""
+def source_of(run: Path) -> Source:
+    """The resolved configuration of a run; raises `ClearheadError` where no dictionary was trained or converted."""
     if not run.exists():
         raise ClearheadError(f"there is no directory {run}; give one that `clearhead train lorsa` made")
     if not (run / "config.json").exists():
         raise ClearheadError(f"{run} is no run directory: it holds no config.json; `clearhead train lorsa` makes one")
     config = from_file(run)
-    if not isinstance(config, TrainDictionary):
+    if not isinstance(config, Source):
         raise ClearheadError(
             f"{run} was written by `clearhead {config.verb}`; give a directory of `clearhead train lorsa`, or to "
             "evaluate also one of `clearhead train transcoder`, `train clt`, `train sae` or `sparsify`"
@@ -64,9 +67,14 @@ def training_of(run: Path) -> TrainDictionary:
     return config
 
 
-def kind_of(training: TrainDictionary) -> str:
-    """The kind of dictionary that a training makes, which is also the folder it lies in."""
-    return training.verb.removeprefix("train ")
+def kind_of(run: Path, source: Source) -> str:
+    """The kind of dictionary that a run holds or will hold, which is also the folder it lies in."""
+    if isinstance(source, TrainDictionary):
+        return source.verb.removeprefix("train ")
+    kinds = [kind for kind in KINDS if (run / kind).exists()]
+    if len(kinds) != 1:
+        raise ClearheadError(f"{run} holds {' and '.join(kinds) or 'no dictionary'}; convert it into a new folder")
+    return kinds[0]
 
 
 def open_dictionary(config: OfRun, model: Model | None = None) -> OpenedDictionary:
@@ -75,17 +83,18 @@ def open_dictionary(config: OfRun, model: Model | None = None) -> OpenedDictiona
     `model` is the run's, where it is loaded already.
     Raises `ClearheadError` when the run is unfinished or the text is shorter than one block.
     """
-    training = training_of(config.run)
-    kind = kind_of(training)
+    source = source_of(config.run)
+    kind = kind_of(config.run, source)
     if not (config.run / kind).exists():
         raise ClearheadError(
-            f"{config.run} has not been trained to its end; type: clearhead {training.verb} --from {config.run} "
+            f"{config.run} has not been trained to its end; type: clearhead {source.verb} --from {config.run} "
             f"--out {config.run}"
         )
-    model = model or Model.load(training.model, dtype=config.dtype or training.dtype, device=config.device)
+    name = str(source.model)
+    model = model or Model.load(name, dtype=config.dtype or source.dtype, device=config.device)
     module = KINDS[kind].from_pretrained(config.run / kind).to(model.device).eval()
     belongs = {name: module.provenance.get(name) for name in ("model", "layer")}
-    asked = {"model": training.model, "layer": training.layer}
+    asked = {"model": name, "layer": belongs["layer"] if source.layer is None else source.layer}
     if belongs != asked:
         raise ClearheadError(
             f"{config.run} names {asked} in its config.json and its {kind} was trained on {belongs}; restore the "
@@ -93,45 +102,43 @@ def open_dictionary(config: OfRun, model: Model | None = None) -> OpenedDictiona
         )
     blocks = token_blocks(
         model,
-        config.text or training.text,
+        config.text or source.text,
         split=config.split,
         n_tokens=config.tokens,
-        context=training.context,
+        context=source.context,
         at_most=True,
     )
-    return OpenedDictionary(module, model, training, blocks)
+    return OpenedDictionary(module, model, source, blocks)
 
 
 def open_run(config: OfRun) -> OpenedRun:
     """`open_dictionary` for what takes a Lorsa alone; raises `ClearheadError` for another kind."""
-    lorsa_training(config.run)
+    refuse_no_lorsa(config.run)
     opened = open_dictionary(config)
-    return OpenedRun(cast(Lorsa, opened.module), opened.model, int(opened.training.layer or 0), opened.blocks)
+    lorsa = cast(Lorsa, opened.module)
+    return OpenedRun(lorsa, opened.model, int(lorsa.provenance["layer"]), opened.blocks)
 
 
-def lorsa_training(run: Path) -> TrainLorsa:
-    """The configuration of a Lorsa's training; raises `ClearheadError` for a run of another verb."""
-    training = training_of(run)
-    if not isinstance(training, TrainLorsa):
-        raise ClearheadError(
-            f"{run} was written by `clearhead {training.verb}`; give a directory of `clearhead train lorsa`"
-        )
-    return training
+def refuse_no_lorsa(run: Path) -> None:
+    """Raise `ClearheadError` for a run that holds another kind of dictionary than a Lorsa."""
+    kind = kind_of(run, source_of(run))
+    if kind != "lorsa":
+        raise ClearheadError(f"{run} holds a dictionary of kind {kind}; give a directory of `clearhead train lorsa`")
 
 
 def plan_of(config: OfRun) -> dict[str, Any]:
     """What a measurement will take and from where, without loading a model."""
-    training = training_of(config.run)
-    values = training.to_dict()
+    source = source_of(config.run)
+    values = source.to_dict()
     told = [name for name in ("layer", "heads", "features", "site") if values.get(name) is not None]
     return {
-        "model": training.model,
-        "dtype": config.dtype or training.dtype,
+        "model": source.model,
+        "dtype": config.dtype or source.dtype,
         **{name: values[name] for name in told},
-        "text": f"{config.text or training.text} ({config.split})",
+        "text": f"{config.text or source.text} ({config.split})",
         "tokens, at most": config.tokens,
-        "blocks": -(-config.tokens // training.context),
-        "context": training.context,
+        "blocks": -(-config.tokens // source.context),
+        "context": source.context,
     }
 
 
