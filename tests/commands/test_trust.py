@@ -51,6 +51,37 @@ def test_an_atlas_gets_the_table(run, capsys):
     assert "KL when removed, nats" in printed and " to " in printed
 
 
+def test_named_heads_are_set_to_other_values_with_their_family(run, tmp_path, capsys):
+    atlas = shutil.copytree(run / "atlas", tmp_path / "run" / "atlas")
+    options = [
+        "--heads",
+        "40",
+        "1",
+        "--becomes",
+        "0.5",
+        "2",
+        "mean",
+        "--tokens",
+        "256",
+        "--cases",
+        "3",
+        "--device",
+        "cpu",
+    ]
+    assert cli.main(["trust", str(run), *options, "--out", str(atlas)]) == 0
+    rows = Atlas(atlas).sql("select * from interventions")
+    assert {row["unit_id"] for row in rows} <= {"lorsa.1.40", "lorsa.1.1", "family.1.0"} and len(rows) >= 2 * 4 * 3
+    assert {row["becomes"] for row in rows} == {"0", "0.5", "2", "mean"}
+    own = {row["becomes"]: row for row in rows if row["unit_id"] == "family.1.0" and row["changed"] == "own"}
+    assert own["0"]["direct"] == pytest.approx(-own["2"]["direct"]) == pytest.approx(2 * own["0.5"]["direct"])
+    removed = Atlas(atlas).sql("select value from trust where measure = 'causal_effect' and unit_id = 'family.1.0'")
+    assert removed[0]["value"] == pytest.approx(-own["0"]["effect"])
+    printed = capsys.readouterr().out
+    assert "first order" in printed and "family.1.0 is linear" in printed
+    assert "slope with gradient when set to 2, another active head" in printed
+    assert "of 32 coordinates" in printed
+
+
 def test_a_dry_run_says_what_will_be_measured(run, capsys):
     assert cli.main(["trust", str(run), "--heads", "1", "2", "--dry-run"]) == 0
     assert "two controls" in capsys.readouterr().out
@@ -58,7 +89,14 @@ def test_a_dry_run_says_what_will_be_measured(run, capsys):
 
 @pytest.mark.parametrize(
     ("changed", "says"),
-    [({"heads": (-1,)}, "count from 0"), ({"heads": (2, 2)}, "each head once"), ({"cases": 0}, "above 0")],
+    [
+        ({"heads": (-1,)}, "count from 0"),
+        ({"heads": (2, 2)}, "each head once"),
+        ({"cases": 0}, "above 0"),
+        ({"becomes": ("1",)}, "other than 1"),
+        ({"becomes": ("twice",)}, "mean or elsewhere"),
+        ({"becomes": ("2", "2")}, "each setting once"),
+    ],
 )
 def test_options_that_mean_nothing_are_refused(changed, says, run):
     with pytest.raises(ClearheadError, match=says):

@@ -1,21 +1,26 @@
-"""What removing heads or families of a Lorsa does to the next token in the model, against what their writes predict.
+"""What setting heads or families of a Lorsa does to the next token in the model, against what is predicted.
 
-For each unit (one head, or several together) and a few tokens at which it is active, drawn from text, its write Σ z w_o
-is taken out of what the model's own attention wrote there, everything later computes anew (`circuits.unit_effects`),
-and the logits are read along mean W_U of the 10 tokens that its mean write raises most less those that it lowers most:
+For each unit (one head, or several together) and a few tokens at which it is active, drawn from text, its activations z
+become something else, so that its write in the model's own attention output changes by Σ (becomes − z) w_o:
 
-    effect     what the unit's presence does to the reader in the model          (minus the change when it is removed)
-    direct     z w_o · u with the final norm's scale held: the same without the layers between
-    linear     direct, and what attention with held patterns and scales carries on at the same token
-    loss, kl   what removing it costs the prediction of the next token
+    a factor      becomes = factor · z: 0 ablates, 2 steers to twice as much
+    mean          becomes the unit's mean z over all tokens at which it is active
+    elsewhere     becomes its z at another token at which it is active, drawn at random
 
-Two controls at the same tokens: `random`, a random direction of the same length in place of the write, read along the
-same u; `other`, another active head of the dictionary removed, read along this unit's u. A removed head that is not in
-the model's output is an error put in, with effects of its own: whether it is there says `explained` (trust.py).
+Everything later computes anew (`circuits.patching.unit_effects`), and the logits are read along mean W_U of the 10
+tokens that the unit's mean write raises most less those that it lowers most: effect is measured; direct, linear and
+gradient are predictions (formulas there); loss and KL are of the next token's prediction. With a factor f, effect is to
+first order (f − 1) times what the unit's presence does.
+
+Two controls at the same tokens: `random`, a random direction, the same for all settings, as long as the unit's own
+change; `other`, another active head of the dictionary, set likewise and read along this unit's u. A removed head that
+is not in the model's output is an error put in, with effects of its own: whether it is there says `explained`
+(trust.py).
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 import torch
@@ -31,7 +36,11 @@ from clearhead.dictionaries.lorsa import Lorsa
 from clearhead.errors import ClearheadError
 from clearhead.runs import progress
 
-KINDS = ("removed", "random", "other")
+Becomes = float | Literal["mean", "elsewhere"]
+"""What activations become: that many times what they are, or a patch."""
+KINDS = ("own", "random", "other")
+SIGNED = ("effect", "direct", "linear", "gradient")
+"""Numbers that change their sign with the change."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,8 +50,17 @@ class HeadEffects:
     unit: NDArray[np.int64]
     token: NDArray[np.int64]
     """block · context + position."""
-    values: dict[str, dict[str, Float[np.ndarray, " m"]]]
-    """values["removed"]["effect"]: kinds are removed, random and other; numbers effect, direct, linear, loss, kl."""
+    becomes: tuple[Becomes, ...]
+    values: dict[str, dict[str, Float[np.ndarray, "s m"]]]
+    """values["own"]["effect"]: kinds are own, random and other; numbers those of `Effects`; a row for each setting."""
+
+    def presence(self) -> dict[str, dict[str, Float[np.ndarray, " m"]]]:
+        """What being there does, from removing it: the first setting that is 0, signed numbers turned round."""
+        removed = self.becomes.index(0)
+        return {
+            kind: {name: (-1 if name in SIGNED else 1) * values[removed] for name, values in numbers.items()}
+            for kind, numbers in self.values.items()
+        }
 
 
 @torch.no_grad()
@@ -54,42 +72,79 @@ def measure_heads(
     units: Sequence[Sequence[int]],
     *,
     cases: int = 8,
-    factor: float = 0.0,
+    becomes: Sequence[Becomes] = (0.0,),
     seed: int = 0,
 ) -> HeadEffects:
-    """Effects of units, each a list of heads that are removed together, at `cases` tokens each.
+    """Effects of setting units, each a list of heads that are set together, at `cases` tokens each.
 
-    z: activations of all heads on the blocks (`analysis.seeds.activations`); factor: what z is multiplied by instead
-    of being removed (the effect is then still given as that of presence: minus the change, over 1 − factor). Units
-    that are active at fewer tokens have fewer cases. Raises `ClearheadError` when none of them is ever active.
+    z: activations of all heads on the blocks (`analysis.seeds.activations`); becomes: the settings, each measured at
+    the same tokens. Units that are active at fewer tokens have fewer cases; one that is active at a single token is
+    itself elsewhere. Raises `ClearheadError` when none of them is ever active, and for a factor of 1.
     """
-    if factor == 1:
+    if not becomes or 1 in becomes:
         raise ClearheadError("a factor of 1 changes nothing; give 0 to remove heads, 2 to double them")
     members = _members(units, lorsa.n_heads)
-    unit, token = _draw(_active(z, members), tokens.shape[1], cases, seed)
+    active = _active(z, members)
+    unit, token = _draw(active, tokens.shape[1], cases, seed)
     if not len(unit):
         raise ClearheadError("none of these heads is active on this text; give more tokens, or other heads")
     writes = lorsa.W_O.detach().double().cpu().numpy()
-    own = _write(z, members, unit, token, writes)
     generator = np.random.default_rng(seed)
-    noise = generator.normal(size=own.shape)
-    noise *= np.linalg.norm(own, axis=1, keepdims=True) / np.linalg.norm(noise, axis=1, keepdims=True)
-    changes = {"removed": own, "random": noise, "other": _others(z, members, unit, token, writes, generator)}
+    noise = generator.normal(size=(len(unit), writes.shape[1]))
+    noise /= np.linalg.norm(noise, axis=1, keepdims=True)
+    others = _others(z, members, unit, token, generator)
+    deltas = {
+        kind: list(_changes(z, heads, token, becomes, generator))
+        for kind, heads in (("own", members[unit]), ("other", others))
+    }
     readers = _readers(meter, z, members, writes)
-    found = {kind: {name: np.zeros(len(unit)) for name in Effects.__dataclass_fields__} for kind in KINDS}
+    shape = (len(becomes), len(unit))
+    found = {kind: {name: np.zeros(shape) for name in Effects.__dataclass_fields__} for kind in KINDS}
     block, position = np.divmod(token, tokens.shape[1])
     with progress("effects", len(unit), "cases") as advance:
         for here in np.split(np.argsort(block, kind="stable"), np.flatnonzero(np.diff(np.sort(block))) + 1):
+            own, other = (np.stack([delta[here] @ writes for delta in deltas[kind]]) for kind in ("own", "other"))
+            random = noise[here] * np.linalg.norm(own, axis=-1, keepdims=True)
+            change = torch.from_numpy(np.stack([own, random, other]))
             opened = meter.open(tokens[block[here[0]]])
-            at = torch.from_numpy(np.tile(position[here], len(KINDS)))
-            change = torch.from_numpy(np.concatenate([changes[kind][here] for kind in KINDS])) * (factor - 1)
-            effects = meter.measure(opened, at, change, readers[torch.from_numpy(unit[here])].repeat(len(KINDS), 1))
+            effects = meter.measure(
+                opened, torch.from_numpy(position[here]), change, readers[torch.from_numpy(unit[here])]
+            )
             for name, values in vars(effects).items():
-                sign = 1 / (factor - 1) if name in ("effect", "direct", "linear") else 1.0
-                for kind, part in zip(KINDS, values.cpu().double().numpy().reshape(len(KINDS), -1), strict=True):
-                    found[kind][name][here] = part * sign
+                for kind, part in zip(KINDS, values.cpu().double().numpy(), strict=True):
+                    found[kind][name][:, here] = part
             advance(len(here))
-    return HeadEffects(unit, token, found)
+    return HeadEffects(unit, token, tuple(becomes), found)
+
+
+def _changes(
+    z: Sparse, heads: Sparse, token: NDArray[np.int64], becomes: Sequence[Becomes], generator: np.random.Generator
+) -> Iterator[Sparse]:
+    """By setting, becomes − z of the heads [cases, heads] of each case at its token."""
+    now = csr_matrix(z[token].multiply(heads))
+    active = _active(z, heads) if set(becomes) & {"mean", "elsewhere"} else None
+    for value in becomes:
+        if not isinstance(value, str):
+            yield now * (value - 1)
+            continue
+        assert active is not None
+        if value == "mean":
+            total = csr_matrix(abs(active.sign()).T @ z).multiply(heads)
+            then = total.multiply(1 / np.maximum(np.diff(active.indptr), 1)[:, None])
+        else:
+            then = z[_elsewhere(active, token, generator)].multiply(heads)
+        yield csr_matrix(then) - now
+
+
+def _elsewhere(active: Sparse, token: NDArray[np.int64], generator: np.random.Generator) -> NDArray[np.int64]:
+    """For each case another token at which its unit is active; the same one where there is no other."""
+    found = token.copy()
+    for case, here in enumerate(token):
+        choice = active.indices[active.indptr[case] : active.indptr[case + 1]]
+        choice = choice[choice != here]
+        if len(choice):
+            found[case] = generator.choice(choice)
+    return found
 
 
 def _members(units: Sequence[Sequence[int]], n_heads: int) -> Sparse:
@@ -136,30 +191,20 @@ def _draw(active: Sparse, context: int, cases: int, seed: int) -> tuple[NDArray[
     return unit[by_unit], token[by_unit]
 
 
-def _write(
-    z: Sparse, members: Sparse, unit: NDArray[np.int64], token: NDArray[np.int64], writes: NDArray[np.float64]
-) -> Float[np.ndarray, "m d"]:
-    """Σ z w_o over the members of each case's unit at its token."""
-    return np.asarray(z[token].multiply(members[unit]) @ writes)
-
-
 def _others(
     z: Sparse,
     members: Sparse,
     unit: NDArray[np.int64],
     token: NDArray[np.int64],
-    writes: NDArray[np.float64],
     generator: np.random.Generator,
-) -> Float[np.ndarray, "m d"]:
-    """What a random head that is active at the same token and not of the unit writes; 0 where there is none."""
+) -> Sparse:
+    """[cases, heads]: for each case a random head that is active at the same token and not of the unit, if any."""
     rest = csr_matrix(z[token] - z[token].multiply(members[unit]))
     rest.eliminate_zeros()
     count = np.diff(rest.indptr)
     place = rest.indptr[:-1] + (generator.random(len(count)) * count).astype(np.int64)
-    found = np.zeros((len(token), writes.shape[1]))
-    some = count > 0
-    found[some] = rest.data[place[some], None] * writes[rest.indices[place[some]]]
-    return found
+    some = np.flatnonzero(count)
+    return csr_matrix((np.ones(len(some)), (some, rest.indices[place[some]])), shape=rest.shape)
 
 
 def _readers(meter: EffectMeter, z: Sparse, members: Sparse, writes: NDArray[np.float64]) -> Float[Tensor, "n d"]:

@@ -18,7 +18,7 @@ a threshold. With one pattern per group no head has its own.
 """
 
 import copy
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 import torch
@@ -33,6 +33,10 @@ from clearhead.ops.lorsa import visible
 
 STEPS = (0.1, 0.3, 0.5, 0.7, 0.9)
 """Midpoints of the path of the integrated gradient."""
+KEEP = 0.95
+"""Share of the variance of z that a head's rank keeps."""
+OWN = 0.8
+"""Mean overlap below which a pattern counts as another one."""
 FEWEST = 8
 """Active tokens below which a head gets no rank."""
 NUMBERS_AT_ONCE = 1 << 25
@@ -68,9 +72,15 @@ class OwnShare(NamedTuple):
 
 @torch.no_grad()
 def head_ranks(
-    lorsa: Lorsa, batches: Batches, *, keep: float = 0.95, tokens_per_head: int = 64, first: int = 1
+    lorsa: Lorsa,
+    batches: Batches,
+    *,
+    keep: float = KEEP,
+    heads: Sequence[int] | None = None,
+    tokens_per_head: int = 64,
+    first: int = 1,
 ) -> Ranks:
-    """The rank of every head, from its first `tokens_per_head` active tokens; positions before `first` are left out.
+    """The rank of each head (of `heads`), from its first `tokens_per_head` active tokens from position `first` on.
 
     Two passes over `batches`: one for the order of the coordinates, one for what each number of them keeps. Memory
     follows one pattern's active queries, never tokens times heads times coordinates. Raises `ClearheadError` for a
@@ -79,10 +89,9 @@ def head_ranks(
     if not 0 < keep <= 1:
         raise ClearheadError(f"keep = {keep} is no share of a variance; give a number above 0, at most 1, such as 0.95")
     lorsa = _in_singular_directions(lorsa)
-    n, where = lorsa.n_heads, torch.tensor(lorsa.config.coordinates)
-    count = int(where.max()) + 1
-    matters, cases = lorsa.W_V.new_zeros(n, count), torch.zeros(n, dtype=torch.int64)
-    for rows in _active_rows(lorsa, batches, tokens_per_head, first):
+    n, count = lorsa.n_heads, max(lorsa.config.coordinates) + 1
+    matters, cases = lorsa.W_V.new_zeros(n, count), torch.zeros(n, dtype=torch.int64, device=lorsa.W_V.device)
+    for rows in _active_rows(lorsa, batches, heads, tokens_per_head, first):
         total, part = rows.scores.sum(-1), rows.scores.new_zeros(len(rows.head), count)
         for a in STEPS:
             weight = _softmax(rows, a * total)
@@ -93,8 +102,8 @@ def head_ranks(
         matters.index_add_(0, rows.head, (part / len(STEPS)).square())
         cases += torch.bincount(rows.head, minlength=n)
     order = matters.argsort(dim=-1, descending=True, stable=True)
-    error, moments = torch.zeros(n, count + 1, dtype=torch.float64), torch.zeros(n, 2, dtype=torch.float64)
-    for rows in _active_rows(lorsa, batches, tokens_per_head, first):
+    error, moments = (torch.zeros(n, width, dtype=torch.float64, device=cases.device) for width in (count + 1, 2))
+    for rows in _active_rows(lorsa, batches, heads, tokens_per_head, first):
         ranked = rows.scores.gather(-1, order[rows.head][:, None].expand_as(rows.scores))
         z = (_softmax(rows, rows.scores.sum(-1)) * rows.values).sum(-1)
         total = torch.zeros_like(rows.values)
@@ -107,7 +116,8 @@ def head_ranks(
     spread = moments[:, 1] - moments[:, 0].square() / cases.clamp_min(1)
     known = (cases >= FEWEST) & (spread > 1e-9 * moments[:, 1])
     kept = torch.where(known[:, None], 1 - error / torch.where(known, spread, 1.0)[:, None], torch.nan)
-    enough = (kept >= keep) | (torch.arange(count + 1) == count)
+    enough = kept >= keep
+    enough[:, count] = True
     rank = count + 1 - enough.flip(-1).cumprod(-1).sum(-1)
     return Ranks(torch.where(known, rank, -1), kept.float(), order, cases)
 
@@ -117,33 +127,37 @@ def own_share(
     lorsa: Lorsa,
     batches: Batches,
     *,
-    threshold: float = 0.8,
+    threshold: float = OWN,
+    heads: Sequence[int] | None = None,
     tokens_per_head: int = 64,
     first: int = 1,
 ) -> OwnShare:
-    """The share of heads whose pattern is their own, among those active at `FEWEST` tokens or more.
+    """The share of heads (of `heads`) whose pattern is their own, among those active at `FEWEST` tokens or more.
 
     In the interval heads vary, training seeds do not.
     Raises `ClearheadError` when no head is active often enough.
     """
     c, n = lorsa.config, lorsa.n_heads
-    total, cases = lorsa.W_V.new_zeros(n, c.patterns_per_group), torch.zeros(n, dtype=torch.int64)
-    own = torch.arange(n) // c.pattern_size % c.patterns_per_group
+    cases = _wanted(lorsa, heads, tokens_per_head)
+    total, taken = lorsa.W_V.new_zeros(n, c.patterns_per_group), torch.zeros_like(cases)
+    own = torch.arange(n, device=cases.device) // c.pattern_size % c.patterns_per_group
     for x in _single_blocks(batches):
         query, head = _active(lorsa, x, cases, tokens_per_head, first)
+        taken += torch.bincount(head, minlength=n)
         group = head // c.group_size
         for g in group.unique().tolist():
-            which = torch.arange(g * c.patterns_per_group, (g + 1) * c.patterns_per_group)
+            which = torch.arange(g * c.patterns_per_group, (g + 1) * c.patterns_per_group, device=x.device)
             patterns = lorsa.patterns(x, which)[0]
             mine = (group == g).nonzero()[:, 0]
             for part in mine.split(max(1, NUMBERS_AT_ONCE // (len(which) * x.shape[1]))):
                 rows = patterns[:, query[part]]
-                overlap = torch.minimum(rows, rows[own[head[part]], torch.arange(len(part))]).sum(-1)
+                mine_too = rows.take_along_dim(own[head[part]][None, :, None], 0)
+                overlap = torch.minimum(rows, mine_too).sum(-1)
                 total.index_add_(0, head[part], overlap.T)
-    known = cases >= FEWEST
+    known = taken >= FEWEST
     if not bool(known.any()):
         raise ClearheadError(f"no head was active at {FEWEST} tokens; give more text")
-    others = (total / cases.clamp_min(1)[:, None]).scatter(1, own[:, None], -torch.inf)
+    others = (total / taken.clamp_min(1)[:, None]).scatter(1, own[:, None], -torch.inf)
     largest = torch.where(known, others.amax(1) if c.patterns_per_group > 1 else 1.0, torch.nan)
     m = int(known.sum())
     share = float((largest[known] < threshold).double().mean())
@@ -204,15 +218,24 @@ def _active(
     order = head.argsort(stable=True)
     query, head = query[order], head[order]
     found = torch.bincount(head, minlength=len(cases))
-    place = torch.arange(len(head)) - (found.cumsum(0) - found)[head]
+    place = torch.arange(len(head), device=head.device) - (found.cumsum(0) - found)[head]
     wanted = cases[head] + place < most
     cases += torch.minimum(found, most - cases)
     return query[wanted], head[wanted]
 
 
-def _active_rows(lorsa: Lorsa, batches: Batches, most: int, first: int) -> Iterator[_Rows]:
-    c, where = lorsa.config, torch.tensor(lorsa.config.coordinates)
-    cases = torch.zeros(lorsa.n_heads, dtype=torch.int64)
+def _wanted(lorsa: Lorsa, heads: Sequence[int] | None, most: int) -> Int[Tensor, " n"]:
+    """Cases to begin with: none, and as many as are wanted for heads that nobody asked about."""
+    cases = torch.zeros(lorsa.n_heads, dtype=torch.int64, device=lorsa.W_V.device)
+    if heads is not None:
+        cases += most
+        cases[torch.tensor(heads, dtype=torch.int64, device=cases.device)] = 0
+    return cases
+
+
+def _active_rows(lorsa: Lorsa, batches: Batches, heads: Sequence[int] | None, most: int, first: int) -> Iterator[_Rows]:
+    c, where = lorsa.config, torch.tensor(lorsa.config.coordinates, device=lorsa.W_V.device)
+    cases = _wanted(lorsa, heads, most)
     turns = int(where.max()) + 1
     for x in _single_blocks(batches):
         query, head = _active(lorsa, x, cases, most, first)

@@ -6,12 +6,17 @@
     explained_alone   the same with the other heads' part taken out of y:  corr( |w_o| z_i, |w_o| z_i + e_i · ŵ_o )²,
                       e = y − ŷ. Low where what the head says is the dictionary's error rather than the layer's output
     host_share        largest share of an original head by the output formula (shares.py), for the same host throughout
-    causal_effect, predicted_effect, linear_effect      presence of the head, in logits of the tokens that it moves most
+    causal_effect     presence of the head, in logits of the tokens that it moves most, measured by removing it
+    gradient_effect, predicted_effect, linear_effect    predicted to first order, by the direct path, through attention
     effect_slope      Σ effect · direct / Σ direct² over the cases (head_effects.py): 1 when the direct path is all
     effect_correlation   their correlation over the cases; left out below 4 cases
     causal_loss, causal_kl       what removing the head costs the next token's prediction, nats
     control_effect, control_loss, control_kl   the same reader when another active head is removed (effect), and what a
                       random direction of the same length costs (loss, KL)
+    pattern_rank      of the pattern_coordinates that its pattern's score is a sum over, those that keep 95 % of z
+    pattern_overlap   largest mean overlap with another pattern of its group (own_patterns.py); not where there is one
+
+What other settings than removal do is in `interventions` (interventions.py).
 
 Intervals are the 2.5 % and 97.5 % quantiles of 1,000 bootstrap samples: of stretches of text (seed_stability,
 explained, host_share) or of a head's cases (effects), which for few cases is too narrow rather than too wide.
@@ -27,7 +32,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from clearhead.analysis.entries import Entries, entries_of
-from clearhead.analysis.head_effects import HeadEffects, measure_heads
+from clearhead.analysis.head_effects import Becomes, HeadEffects, measure_heads
+from clearhead.analysis.interventions import intervention_rows, setting_name
+from clearhead.analysis.own_patterns import OWN, head_ranks, own_share
 from clearhead.analysis.seeds import STABLE, STRETCHES, Stability, activations, stability, stretch_of
 from clearhead.circuits.patching.unit_effects import EffectMeter
 from clearhead.data.text import TokenBlocks
@@ -40,12 +47,16 @@ from clearhead.runs import progress
 FIRST = 1
 """Positions before this are left out, as everywhere."""
 UNITS_AT_ONCE = 256
+RANK_TOKENS = 32
+"""Active tokens per head from which the rank of its pattern is measured; twice as many moved no quantile by one."""
+PREDICTIONS = ("gradient", "direct", "linear")
 EFFECTS = {
-    "causal_effect": ("removed", "effect"),
-    "predicted_effect": ("removed", "direct"),
-    "linear_effect": ("removed", "linear"),
-    "causal_loss": ("removed", "loss"),
-    "causal_kl": ("removed", "kl"),
+    "causal_effect": ("own", "effect"),
+    "gradient_effect": ("own", "gradient"),
+    "predicted_effect": ("own", "direct"),
+    "linear_effect": ("own", "linear"),
+    "causal_loss": ("own", "loss"),
+    "causal_kl": ("own", "kl"),
     "control_effect": ("other", "effect"),
     "control_loss": ("random", "loss"),
     "control_kl": ("random", "kl"),
@@ -67,6 +78,8 @@ class Trust(NamedTuple):
 
     rows: dict[str, list[Any]]
     """Columns of the table `trust`."""
+    interventions: dict[str, list[Any]]
+    """Columns of the table `interventions`."""
     summary: dict[str, Any]
     """Numbers over all heads; a list of three is a value with its interval."""
 
@@ -83,13 +96,15 @@ def measure_trust(
     families: dict[str, list[int]] | None = None,
     n_effects: int = 1000,
     cases: int = 8,
+    becomes: Sequence[Becomes] = (),
     batch_blocks: int = 8,
     seed: int = 0,
 ) -> Trust:
-    """Measures every head on all blocks, and the effects of some: `heads`, or the `n_effects` active at most tokens.
+    """Measures every head on all blocks; effects and patterns of `heads`, or of the `n_effects` active at most tokens.
 
     others: Lorsas of the same layer from other seeds. families: names with their heads, whose effects are measured as
-    one unit's. Raises `ClearheadError` for Lorsas of other layers, without blocks, and for heads that do not exist.
+    one unit's. becomes: what activations are set to besides 0 (`head_effects.py`). Raises `ClearheadError` for Lorsas
+    of other layers, without blocks, and for heads that do not exist.
     """
     if not len(blocks):
         raise ClearheadError("there are no token blocks to measure on; give more text or a shorter context")
@@ -97,11 +112,13 @@ def measure_trust(
     carried = _Carried(lorsa, model, layer, len(blocks))
     n, context = len(blocks), blocks.context
     entries: list[list[Entries]] = [[] for _ in (lorsa, *others)]
+    inputs: list[Float[Tensor, "b t d"]] = []
     with progress("activity", blocks.tokens.numel()) as advance:
         for first in range(0, n, batch_blocks):
             tokens = blocks.tokens[first : first + batch_blocks]
             numbers = np.arange(first, first + len(tokens))
             run = model.run(tokens, read=[f"{site}.{layer}" for site in ("attn_in", "attn_out", "z")])
+            inputs.append(run[f"attn_in.{layer}"].to(lorsa.W_V.dtype))
             for place, one in enumerate((lorsa, *others)):
                 codes = one.encode(run[f"attn_in.{layer}"].to(one.W_V.dtype))
                 entries[place].append(entries_of(codes, numbers, FIRST))
@@ -129,13 +146,17 @@ def measure_trust(
         summary |= _stable(back, seed)
     chosen = list(heads) or [int(h) for h in np.argsort(-count, kind="stable")[:n_effects] if count[h]]
     units = [[head] for head in chosen] + list((families or {}).values())
-    found = measure_heads(meter, lorsa, z, blocks.tokens, units, cases=cases, seed=seed)
+    settings = (0.0, *(value for value in becomes if value != 0))
+    found = measure_heads(meter, lorsa, z, blocks.tokens, units, cases=cases, becomes=settings, seed=seed)
     labels = [names[head] for head in chosen] + list(families or {})
     measures |= {name: (labels, one) for name, one in _effects(found, len(units), seed).items()}
     summary |= _together(found, len(chosen), seed)
+    patterns, said = _patterns(lorsa, inputs, chosen, seed)
+    measures |= {name: (names, one) for name, one in patterns.items()}
+    summary |= said
     for name in ("explained", "explained_alone", "host_share"):
         summary[f"{name}_median"] = float(np.nanmedian(measures[name][1].value))
-    return Trust(_rows(measures), summary)
+    return Trust(_rows(measures), intervention_rows(found, labels, seed), summary)
 
 
 class _Carried:
@@ -246,12 +267,13 @@ def _effects(found: HeadEffects, n_units: int, seed: int) -> dict[str, Measure]:
     generator = np.random.default_rng(seed)
     shape = [*EFFECTS, "effect_slope", "effect_correlation"]
     table = {name: np.full((3, n_units), np.nan) for name in shape}
-    effect, direct = (found.values["removed"][name] for name in ("effect", "direct"))
+    present = found.presence()
+    effect, direct = (present["own"][name] for name in ("effect", "direct"))
     for unit in np.flatnonzero(count):
         at = slice(stop[unit] - count[unit], stop[unit])
         picks = generator.integers(count[unit], size=(RESAMPLES, count[unit]))
         for name, (kind, number) in EFFECTS.items():
-            values = found.values[kind][number][at]
+            values = present[kind][number][at]
             table[name][:, unit] = values.mean(), *bounds(values[picks].mean(1))
         x, y = direct[at], effect[at]
         table["effect_slope"][:, unit] = _slope(x, y), *bounds(_slope(x[picks], y[picks]))
@@ -269,23 +291,58 @@ def _together(found: HeadEffects, n_heads: int, seed: int) -> dict[str, Any]:
     generator = np.random.default_rng(seed)
     samples = [np.concatenate([rows[i] for i in generator.integers(len(rows), size=len(rows))]) for _ in range(300)]
     summary: dict[str, Any] = {"heads with effects": len(held), "cases": len(unit)}
-    kinds = {"removed": "", "random": ", random direction", "other": ", another active head"}
+    kinds = {"own": "", "random": ", random direction", "other": ", another active head"}
+    present = found.presence()
+
+    def agreement(name: str, measure: Any, x: NDArray[np.float64], y: NDArray[np.float64]) -> None:
+        resampled = [measure(x[sample], y[sample]) for sample in samples]
+        summary[name] = [float(measure(x, y)), *map(float, bounds(np.array(resampled)))]
+
     for kind, words in kinds.items():
-        values = {name: numbers[single] for name, numbers in found.values[kind].items()}
-        for against in ("direct", "linear"):
-            x, y = values[against], values["effect"]
+        values = {name: numbers[single] for name, numbers in present[kind].items()}
+        for against in PREDICTIONS:
             for name, measure in (("correlation", _correlation), ("slope", _slope)):
-                resampled = [measure(x[sample], y[sample]) for sample in samples]
-                summary[f"{name} of effect with {against}{words}"] = [
-                    float(measure(x, y)),
-                    *map(float, bounds(np.array(resampled))),
-                ]
+                agreement(f"{name} of effect with {against}{words}", measure, values[against], values["effect"])
         for name, label in (("loss", "loss when removed"), ("kl", "KL when removed")):
             means = np.array([values[name][row].mean() for row in rows])
             summary[f"{label}, nats{words}"] = _mean(means, seed)
         means = np.array([values["effect"][row].mean() for row in rows])
         summary[f"effect, logits{words}"] = _mean(means, seed)
+    for place, setting in enumerate(found.becomes[1:], 1):
+        for kind, words in kinds.items():
+            x, y = (found.values[kind][name][place][single] for name in ("gradient", "effect"))
+            change = np.array([y[row].mean() for row in rows])
+            summary[f"logits when set to {setting_name(setting)}{words}"] = _mean(change, seed)
+            agreement(f"slope with gradient when set to {setting_name(setting)}{words}", _slope, x, y)
     return summary
+
+
+def _patterns(
+    lorsa: Lorsa, inputs: list[Float[Tensor, "b t d"]], heads: list[int], seed: int
+) -> tuple[dict[str, Measure], dict[str, Any]]:
+    """Rank of the heads' patterns and, where groups have several, how far they are their own; and over all heads."""
+    ranks = head_ranks(lorsa, lambda: inputs, heads=heads, tokens_per_head=RANK_TOKENS, first=FIRST)
+    rank, cases = (one.cpu().numpy() for one in (ranks.rank, ranks.cases))
+    known = rank >= 0
+    value, none = np.where(known, rank, np.nan), np.full(len(rank), np.nan)
+    coordinates = ranks.order.shape[1]
+    measures = {
+        "pattern_rank": Measure(value, none, none, cases),
+        "pattern_coordinates": Measure(np.where(known, coordinates, np.nan), none, none, cases),
+    }
+    summary: dict[str, Any] = {}
+    if known.any():
+        drawn = np.random.default_rng(seed).choice(value[known], size=(RESAMPLES, int(known.sum())))
+        summary[f"rank of a head's pattern, of {coordinates} coordinates, median"] = [
+            float(np.median(value[known])),
+            *map(float, bounds(np.median(drawn, axis=1))),
+        ]
+    if lorsa.config.patterns_per_group > 1 and known.any():
+        own = own_share(lorsa, lambda: inputs, heads=heads, tokens_per_head=RANK_TOKENS, first=FIRST)
+        overlap = own.overlap.double().cpu().numpy()
+        measures["pattern_overlap"] = Measure(overlap, none, none, cases)
+        summary[f"heads whose pattern is their own (overlap < {OWN})"] = [own.share, own.low, own.high]
+    return measures, summary
 
 
 def _mean(values: Any, seed: int) -> list[float]:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
-SCHEMA_VERSION = 3
+SCHEMA_VERSION = 4
 
 _text, _int, _float, _double, _bool = pa.string(), pa.int64(), pa.float32(), pa.float64(), pa.bool_()
 _effect = pa.struct([pa.field("token", _text), pa.field("token_id", _int), pa.field("logit", _float)])
@@ -215,12 +215,29 @@ TABLES: dict[str, tuple[Column, ...]] = {
     "trust": (
         Column("unit_id", _text, "unit measured"),
         Column(
-            "measure", _text, "`seed_stability`, `causal_effect`, `predicted_effect`, `explained`, `host_share`, ..."
+            "measure", _text, "`seed_stability`, `causal_effect`, `gradient_effect`, `explained`, `pattern_rank`, ..."
         ),
         Column("value", _double, "the number"),
         Column("low", _double, "lower end of its 95 % interval", optional=True),
         Column("high", _double, "upper end", optional=True),
         Column("cases", _int, "tokens, prompts or seeds it rests on"),
+    ),
+    "interventions": (
+        Column("unit_id", _text, "unit or family whose activations were set, or beside which a control was"),
+        Column(
+            "becomes", _text, "to what: a factor of what they were (`0` ablates, `2` doubles), `mean` or `elsewhere`"
+        ),
+        Column("changed", _text, "`own` activations, a `random` direction as long, or `other`: another active head's"),
+        Column("effect", _double, "mean change of the logits that the unit writes to"),
+        Column("low", _double, "lower end of its 95 % interval, cases resampled"),
+        Column("high", _double, "upper end"),
+        Column("slope", _double, "of effect on gradient over the cases, 1 where first order is all", optional=True),
+        Column("direct", _double, "mean change predicted by the direct path"),
+        Column("linear", _double, "the same through attention of later layers, patterns held"),
+        Column("gradient", _double, "the same to first order through everything"),
+        Column("loss", _double, "mean change of the next token's loss, nats"),
+        Column("kl", _double, "mean KL of the next token's prediction, nats"),
+        Column("cases", _int, "tokens at which it was done"),
     ),
     "explanations": (
         Column("unit_id", _text, "unit explained"),
@@ -241,6 +258,7 @@ TABLES: dict[str, tuple[Column, ...]] = {
 SINCE: dict[str, int] = {
     **dict.fromkeys(("prompts", "spectra", "controls", "firings", "modes", "shared_modes"), 2),
     **dict.fromkeys(("behaviours", "relations", "families", "trust", "explanations"), 3),
+    "interventions": 4,
 }
 """The schema version that brought a table, where not the first; an older atlas reads as if the table were empty."""
 

@@ -1,17 +1,20 @@
 """`clearhead trust`: how far the heads of an analysed Lorsa can be trusted, as the table `trust` of its atlas.
 
-Families of heads that the atlas names are removed as one unit each, besides single heads. Numbers over all heads go to
-`trust.json` beside the atlas.
+Families of heads that the atlas names are removed as one unit each, besides single heads; with heads named, those that
+these belong to. What removing them does, and setting them to other values, is the table `interventions`. Numbers over
+all heads go to `trust.json` beside the atlas.
 """
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from clearhead.analysis.trust import measure_trust
 from clearhead.atlas import Atlas, add_tables
 from clearhead.commands.opening.layers import refuse_several
-from clearhead.commands.opening.opened import lorsa_training, open_run, plan_of
+from clearhead.commands.opening.opened import open_run, plan_of, refuse_no_lorsa
 from clearhead.commands.printing.table import say, show
+from clearhead.commands.printing.trust_report import print_interventions
 from clearhead.config import Trust
 from clearhead.dictionaries.load import load_dictionary_of
 from clearhead.dictionaries.lorsa import Lorsa
@@ -26,7 +29,8 @@ def plan(config: Trust) -> dict[str, Any]:
     return plan_of(config) | {
         "other seeds": len(config.seeds),
         "heads whose effects are measured": measured,
-        "cases per head": f"{config.cases}, and as many of two controls",
+        "set to": ", ".join(("0", *config.becomes)),
+        "cases per head": f"{config.cases} for each of these, and as many of two controls",
         "atlas": folder_of(config),
     }
 
@@ -43,22 +47,25 @@ def run(config: Trust) -> None:
         opened.blocks,
         others=[_other(path, opened.lorsa, config.run) for path in config.seeds],
         heads=config.heads,
-        families=_families(atlas, opened.layer),
+        families=_families(atlas, opened.layer, config.heads),
         n_effects=config.effects,
         cases=config.cases,
+        becomes=config.settings(),
         batch_blocks=config.batch_blocks,
         seed=config.seed,
     )
-    add_tables(atlas.path, {"trust": [found.rows]})
+    add_tables(atlas.path, {"trust": [found.rows], "interventions": [found.interventions]})
     write_json(atlas.path.parent / "trust.json", found.summary)
     show({name: _with_interval(value) for name, value in found.summary.items()}, f"trust in {config.run}:")
-    say(f"table trust of {atlas.path}; next: clearhead view {config.run}")
+    if config.heads:
+        print_interventions(found.interventions)
+    say(f"tables trust and interventions of {atlas.path}; next: clearhead view {config.run}")
 
 
 def folder_of(config: Trust) -> Path:
     """The directory of the atlas: as given, or atlas in the run directory."""
     refuse_several(config.run)
-    lorsa_training(config.run)
+    refuse_no_lorsa(config.run)
     folder = config.out or config.run / "atlas"
     if not (folder / "atlas.json").exists():
         raise ClearheadError(f"{folder} is no atlas yet; type: clearhead analyze {config.run}")
@@ -91,10 +98,11 @@ def _other(path: str, lorsa: Lorsa, run: Path) -> Lorsa:
     return other.to(lorsa.W_O.device).eval()
 
 
-def _families(atlas: Atlas, layer: int) -> dict[str, list[int]]:
-    """Heads of each family that the atlas names."""
+def _families(atlas: Atlas, layer: int, heads: Sequence[int]) -> dict[str, list[int]]:
+    """Heads of each family that the atlas names; where heads are named, of those that these belong to."""
     rows = atlas.sql("select family, units from families where layer = ?", [layer])
-    return {row["family"]: [Unit.parse(name).index or 0 for name in row["units"]] for row in rows}
+    families = {row["family"]: [Unit.parse(name).index or 0 for name in row["units"]] for row in rows}
+    return {name: members for name, members in families.items() if not heads or set(heads) & set(members)}
 
 
 def _with_interval(value: Any) -> Any:

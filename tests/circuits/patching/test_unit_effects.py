@@ -68,6 +68,21 @@ def test_cases_that_share_rows_are_measured_as_if_alone(name, layer, monkeypatch
     assert float(found.effect.abs().min()) > 1e-3 and float(found.kl.min()) > 0
 
 
+@pytest.mark.parametrize("name, step, error", [("gpt2", 1e-4, 1e-6), ("gemma2", 1e-2, 1e-3)])
+def test_the_gradient_is_the_limit_of_small_changes(name, step, error, monkeypatch):
+    """Central differences in float64 (Gemma's softmax is float32), several changes of a case, in several backwards."""
+    model = model_of(name)
+    monkeypatch.setattr(unit_effects, "TOKENS_WITH_GRADIENT", 12)
+    change, readers = cases(model)
+    meter = EffectMeter(model, 0)
+    changes = torch.stack([change, -change, change * step, change * -step])
+    found = meter.measure(meter.open(TOKENS), POSITIONS, changes, readers)
+    assert found.effect.shape == found.kl.shape == (4, len(POSITIONS))
+    assert torch.allclose((found.effect[2] - found.effect[3]) / (2 * step), found.gradient[0], atol=error)
+    assert torch.allclose(found.gradient[1], -found.gradient[0])
+    assert float((found.effect[0] - found.gradient[0]).abs().min()) > 1e-3  # whole changes are not small
+
+
 def test_without_layers_above_and_with_the_norm_held_the_direct_path_is_all():
     """In a parallel block the last layer's MLP does not read what its attention wrote."""
     model = model_of("gpt_neox")

@@ -13,6 +13,8 @@ is left out. Each case is one (token, change), measured at that token alone:
              W_U of those that it lowers most:  (n(x′) − n(x)) · u,  x the last stream, n the final norm
     direct   what reaches the reader without another layer, norm scale held:  change · u · scale(x)
     linear   the same through the later layers' attention to this token, patterns and scales held, MLPs silent
+    gradient   to first order through everything:  change · d effect / d(the layer's output), one backward for all
+             changes of a case, at the unchanged forward
     loss     change of −log p(next token), nats           kl   KL(unchanged ‖ changed), nats
 
 Cases at different tokens share a row: at every later layer a query sees the unchanged keys and values of all other
@@ -20,7 +22,7 @@ tokens, and its own changed ones, which is what it would see if its case were th
 measures t cases at once, exactly; what a change does to later tokens is not measured here (patch.py, steer.py).
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -36,19 +38,22 @@ from clearhead.spectral.writes import Parts
 
 TOKENS_AT_ONCE = 2048
 """Tokens in one forward."""
+TOKENS_WITH_GRADIENT = 512
+"""Tokens in one forward whose activations are kept for the backward pass."""
 LOGITS_AT_ONCE = 2**24
 """Logits whose probabilities are compared at a time."""
 
 
 @dataclass(frozen=True, eq=False)
 class Effects:
-    """What m cases did; see the module's formulas."""
+    """What the changes of m cases did, in the shape in which they were given; see the module's formulas."""
 
-    effect: Float[Tensor, " m"]
-    direct: Float[Tensor, " m"]
-    linear: Float[Tensor, " m"]
-    loss: Float[Tensor, " m"]
-    kl: Float[Tensor, " m"]
+    effect: Float[Tensor, "*k m"]
+    direct: Float[Tensor, "*k m"]
+    linear: Float[Tensor, "*k m"]
+    gradient: Float[Tensor, "*k m"]
+    loss: Float[Tensor, "*k m"]
+    kl: Float[Tensor, "*k m"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -130,11 +135,12 @@ class EffectMeter:
         self,
         block: Unchanged,
         position: Int[Tensor, " m"],
-        change: Float[Tensor, "m d"],
+        change: Float[Tensor, "*k m d"],
         readers: Float[Tensor, "m d"],
     ) -> Effects:
-        """What these changes of the layer's attention output do, each alone at its position of the block.
+        """What changes of the layer's attention output do, each alone at the position of its case in the block.
 
+        Several changes of one case (leading dimensions of `change`) share its position, its reader and one backward.
         Positions may repeat; the block is run as often as the most frequent one comes. Raises `ClearheadError` for
         positions outside the block or at its last token, whose next one is not known, `NonFiniteError` for an effect
         that is no number.
@@ -142,33 +148,48 @@ class EffectMeter:
         t, device = block.tokens.shape[1], self.model.device
         position, change = position.to(device), change.to(device, self.parts.dtype)
         readers = readers.to(device, self.parts.dtype)
-        if not len(position) == len(change) == len(readers) or not len(position):
+        if not len(position) == change.shape[-2] == len(readers) or not len(position):
             raise ClearheadError(f"expected as many positions as changes and readers, got {len(position)}")
         if int(position.min()) < 0 or int(position.max()) >= t - 1:
             raise ClearheadError(f"cases lie at positions 0 to {t - 2} of a block of {t} tokens")
-        row = _ranks(position)
+        gradient = (change * self._gradients(block, position, readers)).sum(-1)
+        shape = change.shape[:-1]
+        change = change.reshape(-1, change.shape[-1])
+        repeats = len(change) // len(position)
+        position, readers = position.repeat(repeats), readers.repeat(repeats, 1)
         stream = torch.empty(len(position), block.last.shape[1], dtype=self.parts.dtype, device=device)
-        step = max(1, TOKENS_AT_ONCE // t)
-        for first in range(0, int(row.max()) + 1, step):
-            here = ((row >= first) & (row < first + step)).nonzero()[:, 0]
-            stop = int(position[here].max()) + 1  # nothing behind the last case matters
-            added = change.new_zeros(int(row[here].max()) + 1 - first, stop, change.shape[1])
-            added[row[here] - first, position[here]] = change[here]
-            stream[here] = self._forward(block, added)[row[here] - first, position[here]]
+        for here, row, stop in _forwards(position, TOKENS_AT_ONCE // t):
+            added = change.new_zeros(int(row.max()) + 1, stop, change.shape[1])
+            added[row, position[here]] = change[here]
+            stream[here] = self._forward(block, added)[row, position[here]]
         norm, before = self.parts.final_norm, block.last[position]
         shift = norm.normalise(stream) - norm.normalise(before)
         scale = norm.frozen_scale(before)[:, 0]
         written = self._enter(block, position, change)
         loss, kl = self._divergence(block, position, shift)
         found = Effects(
-            (shift * readers).sum(1),
-            (norm.centre(written) * readers).sum(1) * scale,
-            (norm.centre(self._carry(block, position, written)) * readers).sum(1) * scale,
-            loss,
-            kl,
+            (shift * readers).sum(1).view(shape),
+            ((norm.centre(written) * readers).sum(1) * scale).view(shape),
+            ((norm.centre(self._carry(block, position, written)) * readers).sum(1) * scale).view(shape),
+            gradient,
+            loss.view(shape),
+            kl.view(shape),
         )
         if not all(bool(values.isfinite().all()) for values in vars(found).values()):
             raise NonFiniteError("a change led to logits that are not finite; set units to values nearer to their own")
+        return found
+
+    @torch.enable_grad()
+    def _gradients(
+        self, block: Unchanged, position: Int[Tensor, " m"], readers: Float[Tensor, "m d"]
+    ) -> Float[Tensor, "m d"]:
+        """Of each reader with respect to the layer's output at its position: a backward for each row of cases."""
+        found = torch.empty_like(readers)
+        for here, row, stop in _forwards(position, TOKENS_WITH_GRADIENT // block.tokens.shape[1]):
+            added = readers.new_zeros(int(row.max()) + 1, stop, block.output.shape[2]).requires_grad_()
+            stream = self._forward(block, added, grad=True)[row, position[here]]
+            read = (self.parts.final_norm.normalise(stream) * readers[here]).sum()
+            found[here] = torch.autograd.grad(read, added)[0][row, position[here]]
         return found
 
     def into_stream(self, write: Float[Tensor, "n d"]) -> Float[Tensor, "n d"]:
@@ -176,7 +197,9 @@ class EffectMeter:
         norm = self.parts.layers[self.layer].behind_attention
         return (write if norm is None else _through(norm, write)) * self.parts.multiplier
 
-    def _forward(self, block: Unchanged, added: Float[Tensor, "r t d"]) -> Float[Tensor, "r t d"]:
+    def _forward(
+        self, block: Unchanged, added: Float[Tensor, "r t d"], *, grad: bool = False
+    ) -> Float[Tensor, "r t d"]:
         """The last stream when every position is changed and sees the others unchanged."""
         rows, t, _ = added.shape
         output = (block.output[:, :t] + added).to(block.output.dtype)
@@ -187,6 +210,7 @@ class EffectMeter:
             block.tokens[:, :t].expand(rows, -1),
             read=[self._last],
             edit=edit,
+            grad=grad,
             path="eager",
             begin=(self.layer, block.stream[:, :t]),
         )
@@ -295,6 +319,17 @@ def _through(norm: Norm, x: Tensor) -> Tensor:
     """A norm without its scale and bias."""
     x = norm.centre(x)
     return x if norm.gain is None else x * norm.gain.detach().to(x)
+
+
+def _forwards(position: Int[Tensor, " m"], rows: int) -> Iterator[tuple[Int[Tensor, " c"], Int[Tensor, " c"], int]]:
+    """Cases that share a forward of `rows` rows: which they are, the row of each, and how many tokens it needs.
+
+    Two cases at one position lie in different rows; nothing behind the last case matters.
+    """
+    row, rows = _ranks(position), max(1, rows)
+    for first in range(0, int(row.max()) + 1, rows):
+        here = ((row >= first) & (row < first + rows)).nonzero()[:, 0]
+        yield here, row[here] - first, int(position[here].max()) + 1
 
 
 def _ranks(position: Int[Tensor, " m"]) -> Int[Tensor, " m"]:
