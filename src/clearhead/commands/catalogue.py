@@ -12,7 +12,7 @@ from clearhead.analysis.behaviours.reading import LorsaHeads, OriginalHeads, Pop
 from clearhead.analysis.behaviours.registry import BEHAVIOURS
 from clearhead.analysis.behaviours.word_model import word_model
 from clearhead.atlas.write import add_tables
-from clearhead.commands.opening.attention_runs import TrainedRun, find_runs
+from clearhead.commands.opening.layers import run_folders
 from clearhead.commands.printing.table import say, show
 from clearhead.config import Catalogue, resolve_layers
 from clearhead.dictionaries.lorsa import Lorsa
@@ -36,7 +36,7 @@ def plan(config: Catalogue) -> dict[str, Any]:
         return what | {"planted units of each kind": config.per_kind}
     if config.model is not None:
         return what | {"model": config.model, "layers": str(config.layer), "written to": str(_target(config))}
-    return what | {"runs": [str(run.path) for run in _runs(config)], "written to": str(_target(config))}
+    return what | {"runs": [str(path) for path, _ in _runs(config)], "written to": str(_target(config))}
 
 
 def run(config: Catalogue) -> None:
@@ -47,35 +47,49 @@ def run(config: Catalogue) -> None:
             show_calibration(calibration)
         return
     runs = _runs(config)
-    model = Model.load(config.model or runs[0].training.model, dtype=config.dtype)
+    model = Model.load(config.model or str(runs[0][1].provenance["model"]), dtype=config.dtype)
     shared = SharedRun(model)
     populations: list[Population] = []
-    for run in runs:
-        lorsa = Lorsa.from_pretrained(run.path / "lorsa")
-        populations += [LorsaHeads(model, run.layer, lorsa, shared), OriginalHeads(model, run.layer, shared)]
+    for _, lorsa in runs:
+        layer = int(lorsa.provenance["layer"])
+        populations += [LorsaHeads(model, layer, lorsa, shared), OriginalHeads(model, layer, shared)]
     if not runs:
         layers = [layer for layer in resolve_layers(config.layer, model.n_layers) if layer in model.attention_layers]
         populations += [OriginalHeads(model, layer, shared) for layer in layers]
     behaviours = [behaviour for behaviour in BEHAVIOURS if behaviour.served_by(model)]
     probes = build_probes(behaviours, model, config.seed)
-    found = look_for(populations, behaviours, probes, seed=config.seed, by_chance=config.chance)
+    found: list[Found] = []
+    try:
+        for of_text in look_for(populations, behaviours, probes, seed=config.seed, by_chance=config.chance):
+            found += of_text
+    except KeyboardInterrupt:
+        if found:
+            _report(config, found, model)
+        missing = [one.name for one in behaviours if not any(known.behaviour is one for known in found)]
+        raise KeyboardInterrupt(f"interrupted before {', '.join(missing)} were looked for") from None
+    rows = _report(config, found, model)
+    for place, (path, _) in enumerate(runs):
+        atlas = path / "atlas"
+        if atlas.exists():
+            mine = (2 * place, 2 * place + 1)  # the Lorsa's heads and the layer's own
+            add_tables(atlas, {"behaviours": [of for one, of in zip(found, rows, strict=True) if one.place in mine]})
+            say(f"table behaviours written to {atlas}")
+
+
+def _report(config: Catalogue, found: Sequence[Found], model: Model) -> list[dict[str, list[Any]]]:
+    """Print what was found and write catalogue.json; the atlas rows of each entry of `found`."""
     show_found(found, model)
     rows = [rows_of(one, model) for one in found]
     target = _target(config)
     target.parent.mkdir(parents=True, exist_ok=True)
     write_json(target, _record(config, found, rows))  # before the atlases, one of which may be damaged
     say(f"written: {target}")
-    for place, run in enumerate(runs):
-        atlas = run.path / "atlas"
-        if atlas.exists():
-            of_run = 2 * len(behaviours)  # the Lorsa's heads and the layer's own
-            add_tables(atlas, {"behaviours": rows[place * of_run : (place + 1) * of_run]})
-            say(f"table behaviours written to {atlas}")
+    return rows
 
 
 def show_found(found: Sequence[Found], model: Model) -> None:
     """Print for each behaviour how many units of each kind have it, and the best of them."""
-    for behaviour in BEHAVIOURS:
+    for behaviour in dict.fromkeys(one.behaviour for one in found):
         say(f"{behaviour.title} (score from {behaviour.threshold:.2f} on, {behaviour.text})")
         for kind, name in KINDS.items():
             if not any(one.names[0].startswith(f"{kind}.") for one in found):
@@ -132,19 +146,20 @@ def show_calibration(calibration: Calibration) -> None:
         say(f"  {kind:<20}" + "".join(f"{number:>10}" for number in (count, *row)))
 
 
-def _runs(config: Catalogue) -> list[TrainedRun]:
-    """The finished Lorsa runs of a directory, by layer; raises `ClearheadError` where there is none, or two models."""
+def _runs(config: Catalogue) -> list[tuple[Path, Lorsa]]:
+    """The runs of a directory that hold a Lorsa, by layer; raises `ClearheadError` for none, and for two models."""
     if config.run is None:
         return []
-    runs = [run for run in find_runs([config.run])[0] if run.kind == "lorsa"]
-    if not runs:
+    folders = [folder for folder in run_folders(config.run) if (folder / "lorsa").exists()]
+    if not folders:
         raise ClearheadError(
             f"{config.run} holds no finished run of `clearhead train lorsa`; give one, or a folder of them"
         )
-    models = sorted({run.training.model for run in runs})
+    runs = [(folder, Lorsa.from_pretrained(folder / "lorsa")) for folder in folders]
+    models = sorted({str(lorsa.provenance["model"]) for _, lorsa in runs})
     if len(models) > 1:
         raise ClearheadError(f"{config.run} holds runs of {models[0]} and {models[1]}; give runs of one model")
-    return sorted(runs, key=lambda run: run.layer)
+    return sorted(runs, key=lambda run: int(run[1].provenance["layer"]))
 
 
 def _target(config: Catalogue) -> Path:

@@ -38,7 +38,8 @@ def tiny_heads():
         patch.setattr("clearhead.analysis.behaviours.probe_text.NATURAL", 1)
         patch.setattr("clearhead.analysis.behaviours.probe_text.AGAIN", 1)
         probes = {behaviour.name: behaviour.probe(model, 0) for behaviour in ATTENTION}
-    found = look_for([OriginalHeads(model, layer, shared) for layer in (0, 1)], ATTENTION, probes, by_chance=False)
+    heads = [OriginalHeads(model, layer, shared) for layer in (0, 1)]
+    (found,) = look_for(heads, ATTENTION, probes, by_chance=False)
     return {name: np.stack([one.scores.score for one in found if one.behaviour.name == name]) for name in NAMES}
 
 

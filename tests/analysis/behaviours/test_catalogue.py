@@ -33,11 +33,14 @@ def found():
     ]
     population = PlantedUnits(units, d_model=6)
     twin = dataclasses.replace(PREVIOUS, name="again")
-    return look_for([population, population], [PREVIOUS, twin], {"previous_token": probe, "again": probe})
+    (found,) = look_for([population, population], [PREVIOUS, twin], {"previous_token": probe, "again": probe})
+    return found
 
 
 def test_all_behaviours_in_all_populations_in_order(found):
-    assert [one.behaviour.name for one in found] == ["previous_token", "again"] * 2
+    assert [(one.place, one.behaviour.name) for one in found] == [
+        (place, name) for place in (0, 1) for name in ("previous_token", "again")
+    ]
     for one in found:
         assert one.found.tolist() == [True, False] and one.by_chance == 0
         assert np.array_equal(one.scores.score, found[0].scores.score)

@@ -107,15 +107,18 @@ def test_explained_variance_is_the_one_way_analysis():
     total = float((z - z.mean()).square().sum())
     reading = one_unit(z)
     rows = torch.arange(len(reading.unit))
-    assert explained(reading, rows, value)[0] == pytest.approx(1 - within / total * 7 / 5)
-    assert explained(one_unit(torch.ones(8)), torch.arange(8), value)[0] <= 0
+    assert explained(reading, rows, reading.writes(rows), value)[0] == pytest.approx(1 - within / total * 7 / 5)
+    same = one_unit(torch.ones(8))
+    rows = torch.arange(8)
+    assert explained(same, rows, same.writes(rows), value)[0] <= 0
 
 
 def test_what_dealt_values_explain_is_zero_on_average():
     g = torch.Generator().manual_seed(0)
     reading = one_unit(torch.rand(200, generator=g))
     rows = torch.arange(len(reading.unit))
-    dealt = [explained(reading, rows, torch.arange(200)[torch.randperm(200, generator=g)] % 10)[0] for _ in range(60)]
+    values = [torch.arange(200)[torch.randperm(200, generator=g)] % 10 for _ in range(60)]
+    dealt = [explained(reading, rows, reading.writes(rows), value)[0] for value in values]
     assert abs(sum(dealt) / 60) < 0.02
 
 

@@ -21,6 +21,14 @@ def lorsa(tiny, make_lorsa):
     return lorsa
 
 
+def assert_same_inner_products(reading):
+    for unit in reading.unit.unique().tolist():
+        rows = (reading.unit == unit).nonzero()[:, 0]
+        writes, along_axes = reading.writes(rows), reading.coordinates(rows)
+        assert along_axes.shape[1] <= writes.shape[1]
+        assert torch.allclose(along_axes @ along_axes.T, writes @ writes.T, atol=1e-5)
+
+
 @pytest.fixture(scope="module")
 def tokens():
     return torch.randint(1000, (2, 9), generator=torch.Generator().manual_seed(0))
@@ -33,6 +41,7 @@ def test_parts_of_a_lorsa_head_add_up_to_its_activation(tiny, lorsa, tokens):
     assert not reading.parts[torch.arange(9) > reading.query[:, None]].any()
     rows = torch.tensor([0, 5])
     assert torch.allclose(reading.writes(rows), reading.activation[rows, None] * lorsa.W_O[reading.unit[rows]])
+    assert_same_inner_products(reading)
 
 
 @pytest.mark.parametrize("family", ["llama", "gpt2"])
@@ -44,6 +53,7 @@ def test_original_heads_write_their_output(family, tokens):
     every = torch.arange(len(reading.unit))
     out = run["head_out.1"][reading.block, reading.query, reading.unit]
     assert torch.allclose(reading.writes(every), out, atol=1e-5)
+    assert_same_inner_products(reading)
     assert torch.allclose(reading.activation, out.norm(dim=-1), rtol=1e-3, atol=1e-5)
     assert len(every) == 2 * 8 * model.n_heads
     # the triangle inequality between parts and output, with equality for a single source

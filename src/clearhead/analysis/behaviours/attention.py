@@ -14,6 +14,7 @@ the units write is not looked at here.
 
 from collections.abc import Callable
 from functools import lru_cache, partial
+from weakref import WeakKeyDictionary
 
 import numpy as np
 from torch import Tensor
@@ -73,20 +74,30 @@ def _score_sink(probe: Probe, readings: list[Reading]) -> Scores:
     return Scores(np.minimum(rows.excess(), share), rows.cases(), best_cases(rows, probe, readings))
 
 
+_KINDS_OF: WeakKeyDictionary[Reading, tuple[Probe, dict[str, Scores]]] = WeakKeyDictionary()
+"""The three kinds of the readings asked for last, by the first of these: what they are cut from is computed once."""
+
+
 def _score_induction(probe: Probe, readings: list[Reading], part: str) -> Scores:
+    known = _KINDS_OF.get(readings[0])
+    if known is None or known[0].expected is not probe.expected or known[0].marks[INSIDE] is not probe.marks[INSIDE]:
+        known = _KINDS_OF[readings[0]] = probe, _induction_kinds(probe, readings)
+    return known[1][part]
+
+
+def _induction_kinds(probe: Probe, readings: list[Reading]) -> dict[str, Scores]:
     rows = tally(probe, readings)
     inside = tally(probe, readings, probe.marks[INSIDE])
     all_keys = rows.excess()
     usual = _usual(probe)
     words = np.clip((inside.share(inside.on) - usual * rows.share(rows.on)) / max(1 - usual, 1e-6), 0, all_keys)
     few = concentration(probe, readings, rows)
-    score = {
-        "token_induction": all_keys * few,
-        "subtoken_induction": words * (1 - few),
-        "induction": (all_keys - words) * (1 - few),
-    }[part]
-    shown = inside if part == "subtoken_induction" else rows
-    return Scores(score, shown.cases(), best_cases(shown, probe, readings))
+    cases, best = rows.cases(), best_cases(rows, probe, readings)
+    return {
+        "token_induction": Scores(all_keys * few, cases, best),
+        "subtoken_induction": Scores(words * (1 - few), inside.cases(), best_cases(inside, probe, readings)),
+        "induction": Scores((all_keys - words) * (1 - few), cases, best),
+    }
 
 
 def _usual(probe: Probe) -> float:

@@ -1,11 +1,12 @@
 """Look for all behaviours in populations of units: what is found, and what would be found by chance.
 
 Every probe is read twice, as it is and shuffled (`Probe.shuffled`): what counts as found on shuffled text is what the
-detectors find in this many units when there is nothing to find. Readings of populations that fit in `READINGS_BYTES`
-share their forwards.
+detectors find in this many units when there is nothing to find. One text is finished before the next is begun, so that
+what stops halfway has whole behaviours. Behaviours of one text share their readings, and populations whose readings fit
+in `READINGS_BYTES` share their forwards.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,8 +18,8 @@ from clearhead.analysis.behaviours.reading import Population, Reading
 from clearhead.model.access import Model
 from clearhead.runs import progress
 
-READINGS_BYTES = 700 * 2**20
-"""Memory for the readings of one probe."""
+READINGS_BYTES = 2 * 2**30
+"""Memory for the readings of one text: those of all layers of a small model."""
 WRITTEN = 0.5
 """Rows of the atlas are those whose score reaches this share of the threshold; the others show nothing."""
 
@@ -28,6 +29,8 @@ class Found:
     """What was found of one behaviour in one population."""
 
     behaviour: Behaviour
+    place: int
+    """Of the population, among those looked at."""
     names: list[str]
     scores: Scores
     probe: Probe
@@ -51,36 +54,31 @@ def build_probes(behaviours: Sequence[Behaviour], model: Model, seed: int) -> di
 
 
 def look_for(
-    populations: Iterable[Population],
+    populations: Sequence[Population],
     behaviours: Sequence[Behaviour],
     probes: Mapping[str, Probe],
     *,
     seed: int = 0,
     by_chance: bool = True,
-) -> list[Found]:
-    """Every behaviour in every population, in the order of the populations."""
-    waiting = list(populations)
+) -> Iterator[list[Found]]:
+    """Every behaviour in every population, text by text; within a text, in the order of the populations."""
     texts = same_text(behaviours, probes)
-    size = max((4 * sum(b.numel() * b.shape[1] for b in probes[text[0].name].batches) for text in texts), default=1)
-    results = []
-    total = len(waiting) * len(texts) * (2 if by_chance else 1)
-    with progress("behaviours", total, "readings") as advance:
-        for group in _groups(waiting, READINGS_BYTES // size):
-            found: dict[tuple[int, str], Found] = {}
-            for text in texts:
-                own = {one.name: probes[one.name] for one in text}
-                scores = score_all(group, text, own)
-                advance(len(group))
-                chance = None
-                if by_chance:
-                    chance = score_all(group, text, {name: probe.shuffled(seed) for name, probe in own.items()})
-                    advance(len(group))
-                for (place, name), value in scores.items():
-                    behaviour = next(one for one in text if one.name == name)
-                    count = None if chance is None else int(behaviour.found(chance[place, name]).sum())
-                    found[place, name] = Found(behaviour, group[place].names, value, own[name], count)
-            results += [found[place, one.name] for place in range(len(group)) for one in behaviours]
-    return results
+    rounds = 2 if by_chance else 1
+    tokens = sum(batch.numel() for text in texts for batch in probes[text[0].name].batches)
+    with progress("behaviours", 2 * rounds * len(populations) * tokens) as advance:  # tokens are read, then scored
+        for text in texts:
+            own = {one.name: probes[one.name] for one in text}
+            scores = score_all(populations, text, own, advance)
+            chance = None
+            if by_chance:
+                dealt = {name: probe.shuffled(seed) for name, probe in own.items()}
+                chance = score_all(populations, text, dealt, advance)
+            found = []
+            for (place, name), value in scores.items():
+                behaviour = next(one for one in text if one.name == name)
+                count = None if chance is None else int(behaviour.found(chance[place, name]).sum())
+                found.append(Found(behaviour, place, populations[place].names, value, own[name], count))
+            yield found
 
 
 def rows_of(found: Found, model: Model) -> dict[str, list[Any]]:
@@ -109,19 +107,27 @@ def rows_of(found: Found, model: Model) -> dict[str, list[Any]]:
 
 
 def score_all(
-    group: Sequence[Population], text: Sequence[Behaviour], probes: Mapping[str, Probe]
+    populations: Sequence[Population],
+    text: Sequence[Behaviour],
+    probes: Mapping[str, Probe],
+    advance: Callable[[int], object] = lambda _: None,
 ) -> dict[tuple[int, str], Scores]:
-    """Scores by place of the population and name of the behaviour; all probes have the same batches."""
+    """Scores by place of the population and name of the behaviour, in this order; all probes have the same batches."""
     batches = probes[text[0].name].batches
-    readings: list[list[Reading]] = [[] for _ in group]
-    for tokens in batches:
-        for population, of_population in zip(group, readings, strict=True):
-            of_population.append(population.read(tokens))
-    scores = {}
-    for place, of_population in enumerate(readings):
-        for behaviour in text:
-            scores[place, behaviour.name] = behaviour.score(probes[behaviour.name], of_population)
-        readings[place] = []
+    size = max(1, 4 * sum(tokens.numel() * tokens.shape[1] for tokens in batches))
+    scores: dict[tuple[int, str], Scores] = {}
+    for group in _groups(populations, READINGS_BYTES // size):
+        readings: list[list[Reading]] = [[] for _ in group]
+        for tokens in batches:
+            for population, of_population in zip(group, readings, strict=True):
+                of_population.append(population.read(tokens))
+                advance(tokens.numel())
+        for of_population in readings:
+            place = len(scores) // len(text)
+            for behaviour in text:
+                scores[place, behaviour.name] = behaviour.score(probes[behaviour.name], of_population)
+            of_population.clear()
+            advance(sum(tokens.numel() for tokens in batches))
     return scores
 
 

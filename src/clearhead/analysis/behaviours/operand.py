@@ -92,10 +92,10 @@ def score_operand(probe: Probe, readings: list[Reading]) -> Scores:
         rows = (reading.query == query).nonzero()[:, 0]
         counts = np.bincount(reading.unit[rows].numpy(), minlength=n)
         cases += counts
-        sources = source_shares(reading, rows)
+        sources, writes = source_shares(reading, rows), reading.coordinates(rows).double()
         for places, weights in PARTS.values():
             value = (values[:, list(places)] * torch.tensor(weights)).sum(-1)
-            reached = sources[:, list(places)].sum(-1).numpy() * explained(reading, rows, value)
+            reached = sources[:, list(places)].sum(-1).numpy() * explained(reading, rows, writes, value)
             reached[counts < CASES] = 0
             better = rows[torch.from_numpy(reached > score)[reading.unit[rows]]]
             shown = reading.parts[better][:, list(places)].abs().sum(-1).numpy()
@@ -111,14 +111,16 @@ def source_shares(reading: Reading, rows: Int[Tensor, " m"]) -> Float[Tensor, "n
     return total / total.sum(-1, keepdim=True).clamp_min(torch.finfo(total.dtype).tiny)
 
 
-def explained(reading: Reading, rows: Int[Tensor, " m"], value: Int[Tensor, " b"]) -> np.ndarray:
-    """ε² of what each unit writes at one query position, by the value that belongs to each block, [n].
+def explained(
+    reading: Reading, rows: Int[Tensor, " m"], writes: Float[Tensor, "m r"], value: Int[Tensor, " b"]
+) -> np.ndarray:
+    """ε² of what each unit writes in the rows of one query position, by the value that belongs to each block, [n].
 
-    0 for a unit that writes the same everywhere.
+    writes: of these rows, along any axes that keep inner products within a unit. 0 for a unit that writes the same
+    everywhere.
     """
     levels, level = value.unique(return_inverse=True)
     n, n_levels, count = reading.n_units, len(levels), len(value)
-    writes = reading.writes(rows).double()
     unit, of = reading.unit[rows], level[reading.block[rows]]
     sums = writes.new_zeros(n * n_levels, writes.shape[1]).index_add_(0, unit * n_levels + of, writes)
     sums = sums.view(n, n_levels, -1)

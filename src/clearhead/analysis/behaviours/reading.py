@@ -42,6 +42,15 @@ class Reading:
     """From rows to what they wrote; ask `writes`."""
     n_units: int
     """Units of the population, active or not."""
+    own_axes: Callable[[Int[Tensor, " m"]], Float[Tensor, "m r"]] | None = None
+    """From rows to coordinates of what they wrote; ask `coordinates`."""
+
+    def coordinates(self, rows: Int[Tensor, " m"]) -> Float[Tensor, "m r"]:
+        """What these rows wrote, along orthonormal axes of their unit: few numbers, with the writes' inner products.
+
+        Rows of different units share no axes.
+        """
+        return self.writes(rows) if self.own_axes is None else self.own_axes(rows)
 
     def writes(self, rows: Int[Tensor, " m"]) -> Float[Tensor, "m d"]:
         """What these rows wrote into the layer's attention output: z w_o, or the head's output vector."""
@@ -108,6 +117,7 @@ class LorsaHeads:
             if trained != here:
                 raise ClearheadError(f"the Lorsa was trained on {what} {trained}, not {here}; give that {what}")
         self.layer, self.lorsa = layer, lorsa.eval()
+        self._sizes = lorsa.W_O.detach().norm(dim=-1)
         self.site = f"attn_in.{layer}"
         self.shared = shared or SharedRun(model)
         self.shared.sites.add(self.site)
@@ -141,7 +151,11 @@ class LorsaHeads:
         def written(rows: Int[Tensor, " m"]) -> Float[Tensor, "m d"]:
             return z[rows, None] * self.lorsa.W_O.detach()[triples.head[rows]]
 
-        return Reading(tokens, triples.head, triples.block, triples.query, parts, z, written, self.n_units)
+        def along_w_o(rows: Int[Tensor, " m"]) -> Float[Tensor, "m 1"]:
+            return (z[rows] * self._sizes[triples.head[rows]])[:, None]
+
+        place = triples.head, triples.block, triples.query
+        return Reading(tokens, *place, parts, z, written, self.n_units, own_axes=along_w_o)
 
 
 class OriginalHeads:
@@ -154,6 +168,8 @@ class OriginalHeads:
         self.shared.sites |= set(self.sites)
         self.W_O = model.weights(layer).W_O.detach()
         self._gram = self.W_O @ self.W_O.mT  # |v W_O|² = v (W_O W_Oᵀ) v without the long vector
+        values, axes = torch.linalg.eigh(self._gram.double())
+        self._to_axes = (axes * values.clamp_min(0).sqrt()[:, None]).to(self.W_O.dtype)
 
     @property
     def n_units(self) -> int:
@@ -184,10 +200,20 @@ class OriginalHeads:
         query = query + FIRST
         activation = self._length(z)[:, :, FIRST:].reshape(-1)
 
-        def written(rows: Int[Tensor, " m"]) -> Float[Tensor, "m d"]:
-            return torch.einsum("mc,mcd->md", z[block[rows], unit[rows], query[rows]], self.W_O[unit[rows]].to(z.dtype))
+        def through(
+            weights: Float[Tensor, "h dv d"],
+        ) -> Callable[[Int[Tensor, " m"]], Float[Tensor, "m d"]]:
+            def product(rows: Int[Tensor, " m"]) -> Float[Tensor, "m d"]:
+                out = z.new_empty(len(rows), weights.shape[-1])
+                for head in unit[rows].unique().tolist():  # one product per head: no copy of its weights per row
+                    here = (unit[rows] == head).nonzero()[:, 0]
+                    out[here] = z[block[rows[here]], head, query[rows[here]]] @ weights[head].to(z.dtype)
+                return out
 
-        return Reading(tokens, unit, block, query, parts.reshape(-1, t), activation, written, h)
+            return product
+
+        written, along_axes = through(self.W_O), through(self._to_axes)
+        return Reading(tokens, unit, block, query, parts.reshape(-1, t), activation, written, h, own_axes=along_axes)
 
     def _length(self, vectors: Float[Tensor, "b h t dv"]) -> Float[Tensor, "b h t"]:
         """|vector W_O| of each head."""

@@ -10,7 +10,8 @@ in these 3 %. The control takes away what any unit with attention of that shape 
 from dataclasses import dataclass
 
 import numpy as np
-from jaxtyping import Bool, Float, Float64, Int64
+import torch
+from jaxtyping import Bool, Float64, Int64
 from torch import Tensor
 
 from clearhead.analysis.behaviours.behaviour import Case, Probe
@@ -18,6 +19,8 @@ from clearhead.analysis.behaviours.reading import Reading
 
 KEYS_SHOWN = 5
 """Most keys of a case that are named."""
+AT_ONCE = 4096
+"""Rows reduced at once: few enough to stay in the processor's cache."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,21 +70,28 @@ def tally(probe: Probe, readings: list[Reading], expected: tuple[Tensor, ...] | 
         name: [] for name in ("batch", "place", "unit", "case", "total", "on", "off")
     }
     for batch, reading in enumerate(readings):
-        size = reading.parts.abs()
+        count = len(reading.unit)
         keys = (expected or probe.expected)[batch]
-        columns["batch"].append(np.full(len(size), batch))
-        columns["place"].append(np.arange(len(size)))
+        columns["batch"].append(np.full(count, batch))
+        columns["place"].append(np.arange(count))
         columns["unit"].append(reading.unit.cpu().numpy())
         columns["case"].append(keys.any(-1)[reading.block, reading.query].cpu().numpy())
-        columns["total"].append(size.sum(-1).double().cpu().numpy())
-        columns["on"].append(_on(size, reading, keys))
-        columns["off"].append(_on(size, reading, probe.control[batch]) if probe.control else np.zeros(len(size)))
+        columns["total"].append(_on(reading, None))
+        columns["on"].append(_on(reading, keys))
+        columns["off"].append(_on(reading, probe.control[batch]) if probe.control else np.zeros(count))
     return Rows(readings[0].n_units, **{name: np.concatenate(parts) for name, parts in columns.items()})
 
 
-def _on(size: Float[Tensor, "e t"], reading: Reading, keys: Bool[Tensor, "b q k"]) -> Float64[np.ndarray, " e"]:
-    chosen = keys.to(size.device)[reading.block, reading.query]
-    return (size * chosen).sum(-1).double().cpu().numpy()
+def _on(reading: Reading, keys: Bool[Tensor, "b q k"] | None) -> Float64[np.ndarray, " e"]:
+    """Size of each row's contributions on these keys; None: on all."""
+    keys = None if keys is None else keys.to(reading.parts.device)
+    sums = []
+    for parts, block, query in zip(
+        *(column.split(AT_ONCE) for column in (reading.parts, reading.block, reading.query)), strict=True
+    ):
+        size = parts.abs()
+        sums.append((size if keys is None else size.mul_(keys[block, query])).sum(-1))
+    return torch.cat(sums).double().cpu().numpy()
 
 
 def best_cases(rows: Rows, probe: Probe, readings: list[Reading], value: np.ndarray | None = None) -> list[Case | None]:
@@ -110,5 +120,11 @@ def _case(readings: list[Reading], probe: Probe, batch: int, place: int) -> Case
 
 def largest_key(reading: Reading, keys: Bool[Tensor, "b q k"]) -> Int64[np.ndarray, " e"]:
     """Of each row, the one of these keys with the largest contribution; 0 where there is none."""
-    size = reading.parts.abs() * keys.to(reading.parts.device)[reading.block, reading.query]
-    return size.argmax(-1).cpu().numpy()
+    keys = keys.to(reading.parts.device)
+    found = [
+        parts.abs().mul_(keys[block, query]).argmax(-1)
+        for parts, block, query in zip(
+            *(column.split(AT_ONCE) for column in (reading.parts, reading.block, reading.query)), strict=True
+        )
+    ]
+    return torch.cat(found).cpu().numpy()

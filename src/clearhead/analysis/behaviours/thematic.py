@@ -144,7 +144,7 @@ def lasting(readings: list[Reading]) -> np.ndarray:
             for late in (False, True):
                 half = (reading.block == block) & ((reading.query >= length // 2) == late)
                 rows = half.nonzero()[:, 0]
-                writes = reading.writes(rows)
+                writes = reading.coordinates(rows)
                 unit = reading.unit[rows]
                 square.index_add_(0, unit, writes.double().square().sum(-1))
                 mean = writes.new_zeros(n, writes.shape[1]).index_add_(0, unit, writes)
