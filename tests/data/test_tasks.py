@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from clearhead.data import ioi
+from clearhead.data.generators import ioi
 from clearhead.data.tasks import Task, TaskItem, logit_difference, measure, task
 from clearhead.errors import ClearheadError, CorruptFileError, NonFiniteError, UnknownNameError
 from tests.data.word_model import word_model

@@ -9,7 +9,7 @@ import torch
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
 
-from clearhead.data import ioi
+from clearhead.data.generators import ioi
 from clearhead.model.access import Model
 
 SPACE = "\u2581"

@@ -24,7 +24,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from clearhead.data.greater_than import endings, split_at
+from clearhead.data.generators.greater_than import endings, split_at
 from clearhead.data.task_item import KEYS, TaskItem, item_of
 from clearhead.data.task_rows import Row, read_rows
 from clearhead.data.task_tokens import continuation, token_ids

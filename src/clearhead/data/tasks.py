@@ -27,17 +27,17 @@ from jaxtyping import Bool, Float, Float32, Int64
 from torch import Tensor
 
 from clearhead.config.task import is_file
-from clearhead.data import (
+from clearhead.data.generators import (
     agreement,
     antonym,
     capitals,
-    docstring_task,
+    copy_tokens,
+    docstring,
     greater_than,
     ioi,
     pronoun,
-    repeated,
-    short_passkey,
     sums,
+    told_key,
 )
 from clearhead.data.task_import import read_task
 from clearhead.data.task_item import TaskItem, write_items
@@ -50,13 +50,13 @@ __all__ = ["Measurement", "Task", "TaskBatch", "TaskItem", "logit_difference", "
 TASKS = {
     "ioi": ioi.generate,
     "greater_than": greater_than.generate,
-    "copy": repeated.generate,
+    "copy": copy_tokens.generate,
     "pronoun": pronoun.generate,
-    "docstring": docstring_task.generate,
+    "docstring": docstring.generate,
     "capitals": capitals.generate,
     "agreement": agreement.generate,
     "antonym": antonym.generate,
-    "passkey": short_passkey.generate,
+    "passkey": told_key.generate,
     "addition": sums.generate,
 }
 """Name -> generator of (model, n, seed, corrupt), where corrupt is None for the generator's default."""

@@ -30,7 +30,7 @@ from clearhead.analysis.behaviours.shown import (
     visible_keys,
 )
 from clearhead.analysis.behaviours.token_lists import name_tokens, rows_of_equal_length
-from clearhead.data import ioi
+from clearhead.data.generators import ioi
 from clearhead.model.access import Model
 from clearhead.ops.hash_rng import mix
 

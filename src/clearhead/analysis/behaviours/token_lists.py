@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Int64
 from torch import Tensor
 
-from clearhead.data.ioi import NAMES
+from clearhead.data.generators.ioi import NAMES
 from clearhead.model.access import Model
 
 SHORTEST_SEQUENCE = 4

@@ -13,7 +13,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from clearhead.analysis.behaviours import name_mover, successor
 from clearhead.analysis.behaviours.token_lists import ORDINALS
-from clearhead.data import ioi
+from clearhead.data.generators import ioi
 from clearhead.model.access import Model
 
 WIDTH = 64

@@ -5,7 +5,7 @@ import torch
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
 
-from clearhead.data import greater_than
+from clearhead.data.generators import greater_than
 from clearhead.data.tasks import Measurement, measure, task
 from clearhead.errors import ClearheadError, UnknownNameError
 from clearhead.model.access import Model

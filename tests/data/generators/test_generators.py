@@ -6,7 +6,7 @@ import pytest
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
 
-from clearhead.data import agreement, antonym, capitals, docstring_task, pronoun, short_passkey, sums
+from clearhead.data.generators import agreement, antonym, capitals, docstring, pronoun, sums, told_key
 from clearhead.data.tasks import task
 from clearhead.data.templates import single_tokens
 from clearhead.errors import ClearheadError, UnknownNameError
@@ -15,11 +15,11 @@ from tests.data.word_model import SPACE
 
 MODULES = {
     "pronoun": pronoun,
-    "docstring": docstring_task,
+    "docstring": docstring,
     "capitals": capitals,
     "agreement": agreement,
     "antonym": antonym,
-    "passkey": short_passkey,
+    "passkey": told_key,
     "addition": sums,
 }
 
@@ -68,7 +68,7 @@ def test_pronouns_follow_the_name_and_change_sides_with_it(model):
         assert name.endswith(item.label_tokens["name"].strip())
 
 
-@pytest.mark.parametrize("corruption", docstring_task.CORRUPTIONS)
+@pytest.mark.parametrize("corruption", docstring.CORRUPTIONS)
 def test_the_third_described_argument_is_due(model, corruption):
     for item in taken("docstring", model, 10, corrupt=corruption):
         arguments = [[a.strip() for a in re.search(r"\((.*)\)", t)[1].split(",")] for t in (item.clean, item.corrupt)]

@@ -14,7 +14,7 @@ tokenizer, for a model of their own (addition.py).
 """
 
 from clearhead.data import templates
-from clearhead.data.greater_than import continuations
+from clearhead.data.generators.greater_than import continuations
 from clearhead.data.task_item import TaskItem
 from clearhead.data.templates import Lot
 from clearhead.errors import ClearheadError

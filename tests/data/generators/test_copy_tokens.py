@@ -2,7 +2,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from clearhead.data import repeated
+from clearhead.data.generators import copy_tokens
 from clearhead.data.tasks import measure, task
 from clearhead.errors import ClearheadError, UnknownNameError
 from clearhead.model.access import Model
@@ -22,7 +22,7 @@ def split(model: Model, text: str, period: int) -> tuple[list[str], list[str]]:
 
 
 @pytest.mark.parametrize("kind", ["clearhead-tiny", "with a beginning token"])
-@pytest.mark.parametrize("corrupt", repeated.CORRUPTIONS)
+@pytest.mark.parametrize("corrupt", copy_tokens.CORRUPTIONS)
 def test_the_answer_is_what_followed_the_last_token_before(kind, corrupt, model, beginning):
     model = model if kind == "clearhead-tiny" else beginning
     made = task("copy", model, 60, seed=2, corrupt=corrupt)
@@ -30,7 +30,7 @@ def test_the_answer_is_what_followed_the_last_token_before(kind, corrupt, model,
     for item in made.items:
         period = int(item.template.split()[1])
         first, again = split(model, item.clean, period)
-        assert len(set(first)) == period and len(first) + len(again) == repeated.LENGTH
+        assert len(set(first)) == period and len(first) + len(again) == copy_tokens.LENGTH
         assert again == first[: len(again)] and item.answers == (first[len(again)],)
         strings = model.token_strings(model.tokenize(item.clean)[0])
         labels = item.labels
@@ -51,7 +51,7 @@ def test_prompts_have_one_length_and_several_distances(model):
     made = task("copy", model, 120)
     (rows,) = made.batches(120)
     distances = rows.labels["end"] - rows.labels["A"]
-    assert set(distances.tolist()) == set(repeated.PERIODS)
+    assert set(distances.tolist()) == set(copy_tokens.PERIODS)
 
 
 def test_the_induction_heads_of_the_tiny_model_solve_it_and_a_shuffled_first_half_is_not_solved(model):
@@ -79,6 +79,6 @@ def test_prompts_depend_on_seed_and_index_alone(model):
 def test_unusable_vocabularies_and_corruptions_are_refused(model, monkeypatch):
     with pytest.raises(UnknownNameError, match="did you mean 'earlier'"):
         task("copy", model, 4, corrupt="earlie")
-    monkeypatch.setattr(repeated, "MOST_PIECES", 22)
+    monkeypatch.setattr(copy_tokens, "MOST_PIECES", 22)
     with pytest.raises(ClearheadError, match="has 22 tokens of a space and letters.*more than 22"):
         task("copy", model, 4)
