@@ -28,11 +28,16 @@ def test_a_circuit_is_a_graph_that_can_be_looked_at(copies, tmp_path, capsys):
     out = tmp_path / "run"
     sizes = ["--repeats", "--tokens", "48", "--context", "24", "--edges", "50", "--device", "cpu"]
     assert cli.main(["circuit", "global", *copies, *sizes, "--out", str(out)]) == 0
-    graph, summary = load_graph(out / "graph"), json.loads((out / "summary.json").read_text())
-    assert len(graph) == summary["edges"] == 50 and graph.provenance.prompt == "random tokens that come twice"
+    summary = json.loads((out / "summary.json").read_text())
+    for name, held in (("graph", "patterns"), ("heads", "heads")):
+        graph = load_graph(out / name)
+        assert len(graph) == summary["edges"][held] == 50 and graph.provenance.prompt == "random tokens that come twice"
+    assert summary["loss"] == pytest.approx(summary["loss_replaced"], abs=1e-4)
+    assert sorted(summary["loss_without"]) == [f"head.{layer}.{head}" for layer in range(2) for head in range(4)]
     assert summary["kl"] == pytest.approx(0, abs=1e-4)  # exact copies cost nothing
     assert " → " in capsys.readouterr().out
-    assert cli.main(["view", str(out)]) == 0 and (out / "page.html").exists()
+    for folder in (out, out / "heads"):
+        assert cli.main(["view", str(folder)]) == 0 and (folder / "page.html").exists()
 
 
 def test_dry_runs_and_refusals(copies, capsys):

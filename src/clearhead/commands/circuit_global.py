@@ -1,7 +1,8 @@
 """`clearhead circuit global`: the circuit of a model whose layers dictionaries replace, as a graph that view draws.
 
-Writes `graph/` (circuits/replacement/global_graph.py) and `summary.json` with what replacing costs on the same tokens,
-which says how far the circuit is that of the model.
+Writes `graph/`, one unit per attention pattern, `heads/`, the same circuit among single heads and features
+(circuits/replacement/global_graph.py), and `summary.json` with what replacing costs on the same tokens, which says how
+far the circuit is that of the model, and what the loss is without each pattern.
 """
 
 from typing import Any
@@ -22,6 +23,7 @@ from clearhead.data.text import token_blocks
 from clearhead.dictionaries.load import load_dictionary_of
 from clearhead.model.access import Model
 from clearhead.runs import RunDirectory
+from clearhead.units import Graph, Unit
 from clearhead.units.bundle import save_graph
 
 SHOWN = 12
@@ -49,26 +51,46 @@ def run(config: CircuitGlobal) -> None:
     tokens = _tokens(config, model)
     with RunDirectory(config.directory()) as directory:
         directory.write_config(config.to_dict())
-        graph = trace_global(model, dictionaries, tokens, edges=config.edges, text=_text(config))
-        save_graph(graph, directory.path / "graph")
+        # of random tokens, only those of the second half can be known
+        first = config.context // 2 + 1 if config.repeats else 2
+        circuit = trace_global(model, dictionaries, tokens, edges=config.edges, text=_text(config), counted_from=first)
+        save_graph(circuit.patterns, directory.path / "graph")
+        save_graph(circuit.heads, directory.path / "heads")
         cost = measure_replacement(model, dictionaries, tokens)
         summary = {
             "model": model.name,
             "model_note": model.note,
             "dictionaries": dictionaries.describe(),
             "text": _text(config),
-            "units": len(graph.units),
-            "edges": len(graph),
+            "edges": {"patterns": len(circuit.patterns), "heads": len(circuit.heads)},
             **{name: value for name, value in cost.to_dict().items() if name not in ("curve", "places")},
+            "loss_counted_from": first,
+            "loss": circuit.loss,
+            "loss_replaced": circuit.loss_replaced,
+            "loss_without": {unit.id: loss for unit, loss in circuit.loss_without.items()},
         }
         directory.write_summary(summary)
-    words = {name.replace("_", " "): value for name, value in summary.items() if not name.startswith("model")}
-    show(words, "circuit of the replaced model:")
+    told = {name: value for name, value in summary.items() if name not in ("model", "model_note", "loss_without")}
+    show({name.replace("_", " "): value for name, value in told.items()}, "circuit of the replaced model:")
+    graph = circuit.patterns
+    _say_edges(graph, "between patterns, what matters most for the logits first:")
+    _say_edges(circuit.heads, "between single heads and features:")
+    say(f"loss at predictions from token {first} on: replaced {circuit.loss_replaced:.3f} nats; without")
+    for unit, loss in sorted(circuit.loss_without.items(), key=lambda item: -item[1]):
+        say(f"  {_named(graph, unit)}  {loss:.3f}")
+    place = directory.path
+    say(f"next: clearhead view {place}; clearhead view {place / 'heads'} for single heads")
+
+
+def _say_edges(graph: Graph, words: str) -> None:
+    say(words)
     for edge in range(min(SHOWN, len(graph))):
         ends = [graph.units[place] for place in (graph.source[edge], graph.target[edge])]
-        named = [f"{unit} {graph.labels[unit.id]!r}" if unit.id in graph.labels else unit.id for unit in ends]
-        say(f"  {' → '.join(named)}  {graph.weight[edge]:+.3g}")
-    say(f"graph: {directory.path}; next: clearhead view {directory.path}")
+        say(f"  {' → '.join(_named(graph, unit) for unit in ends)}  {graph.weight[edge]:+.3g}")
+
+
+def _named(graph: Graph, unit: Unit) -> str:
+    return f"{unit} {graph.labels[unit.id]!r}" if unit.id in graph.labels else unit.id
 
 
 def _text(config: CircuitGlobal) -> str:

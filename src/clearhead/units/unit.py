@@ -17,6 +17,7 @@ A unit is named by kind and place, written `kind.numbers` and, when bound to one
     bias.5          every constant that layer 5 writes            layer
     embedding.11@0  logit.42@7  vocabulary entries 11 and 42      index
     input           the embeddings of all tokens together         none
+    positions       the embeddings of all positions together      none
     target.0        a number of the user's own, as a logit difference or a probe        index
 
 The name is the identity: two units are equal when their names are. Vectors and activation ride along and are not
@@ -47,6 +48,7 @@ KINDS: dict[str, tuple[str, ...]] = {
     "embedding": ("index",),
     "logit": ("index",),
     "input": (),
+    "positions": (),
     "target": ("index",),
 }
 """Which numbers name a unit of each kind, in the order they are written."""

@@ -6,7 +6,7 @@ from functools import cache
 import pytest
 import torch
 
-from clearhead.circuits.replacement import global_graph
+from clearhead.circuits.replacement import coactivity
 from clearhead.circuits.replacement.dictionaries_in_place import Dictionaries
 from clearhead.circuits.replacement.global_graph import trace_global
 from clearhead.dictionaries.init import from_attention
@@ -39,15 +39,19 @@ def copies(model, k=None, **changes):
 
 
 @cache
-def induction():
-    model = induction_model()
+def prompts():
     generator = torch.Generator().manual_seed(0)
     rows = []
     for _ in range(40):
         x, a, b, y, z = (3 + torch.randperm(8, generator=generator)[:5]).tolist()
         rows.append([1, x, a, b, y, z, a, b])
-    tokens = torch.tensor(rows)
-    return trace_global(model, Dictionaries(model, copies(model)), tokens, edges=EDGES)
+    return torch.tensor(rows)
+
+
+@cache
+def induction():
+    model = induction_model()
+    return trace_global(model, Dictionaries(model, copies(model)), prompts(), edges=EDGES, counted_from=7)
 
 
 def into(graph, kind, layer=1):
@@ -60,7 +64,7 @@ def into(graph, kind, layer=1):
 
 def test_the_previous_token_head_feeds_the_keys_of_the_induction_head():
     """Head 0.2 writes the token before into the block that head 1.1 searches with its own token, and copies."""
-    graph = induction()
+    graph = induction().heads
     previous, copying = (range(n * WIDTH, n * WIDTH + VOCABULARY) for n in (2, 1))
     for source, target, weight in into(graph, "head_k")[:3]:
         assert source.kind == "lorsa" and source.layer == 0 and source.index in previous
@@ -71,14 +75,14 @@ def test_the_previous_token_head_feeds_the_keys_of_the_induction_head():
     for source, _, weight in into(graph, "logit")[:3]:
         assert source.layer == 1 and source.index in copying and weight > 0
     for source, target, weight in into(graph, "head_k", layer=0)[:1]:
-        assert (source.id, target.id) == ("input", "head_k.0.2") and weight > 0
+        assert (source.id, target.id) == ("positions", "head_k.0.2") and weight > 0
     assert graph.weights_between("head_k.1.1", into(graph, "logit")[0][0]) > 0
     assert len(graph) == EDGES and graph.labels["head_k.1.1"] == "keys of pattern 1"
     assert graph.values["influence"].max() == pytest.approx(1)
 
 
 def test_a_graph_on_disk_is_the_same(tmp_path):
-    graph = induction()
+    graph = induction().heads
     loaded = load_graph(save_graph(graph, tmp_path))
     assert loaded.units == graph.units and (loaded.weight == graph.weight).all()
 
@@ -103,7 +107,7 @@ def test_edges_add_up_to_what_they_enter(name):
         lorsas.append(one)
     tokens = torch.randint(0, model.d_vocab, (1, 9), generator=generator)
     held = Dictionaries(model, lorsas)
-    tracer = global_graph._Tracer(model, held)
+    tracer = coactivity.CoActivity(model, held)
     tracer.add(tokens[0])
     run = tracer._run(tokens[0])
     layer = model.n_layers - 1
@@ -150,6 +154,6 @@ def test_what_is_not_replaced_is_refused(monkeypatch):
         trace_global(model, Dictionaries(model, [first]), tokens)
     with pytest.raises(ClearheadError, match="at least 3 tokens"):
         trace_global(model, Dictionaries(model, [first, second]), tokens[:, :2])
-    monkeypatch.setattr(global_graph, "MOST_PAIRS", 100)
+    monkeypatch.setattr(coactivity, "MOST_PAIRS", 100)
     with pytest.raises(ClearheadError, match="too many for the circuit"):
         trace_global(model, Dictionaries(model, [first, second]), tokens)

@@ -5,7 +5,7 @@ const placeOf = new Map(units.id.map((id, place) => [id, place]));
 const KINDS = {
   feature: "feature", lorsa: "Lorsa head", head: "head", kvhead: "key-value head", head_q: "queries of a head", head_k: "keys of a head",
   head_v: "values of a head", mode: "mode", edge: "attention edge", attn: "attention", mlp: "MLP", attn_error: "attention error", error: "error",
-  bias: "bias", embedding: "embedding", input: "input", logit: "logit", target: "target",
+  bias: "bias", embedding: "embedding", input: "input", positions: "positions", logit: "logit", target: "target",
 };
 const KIND_ORDER = Object.keys(KINDS).filter((kind) => units.kind.includes(kind));
 const isTarget = (place) => units.row[place] === "target";

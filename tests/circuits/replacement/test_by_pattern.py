@@ -1,0 +1,65 @@
+"""The circuit between patterns: sums of single edges, the planted induction circuit, and the same without it."""
+
+import pytest
+import torch
+
+from clearhead.circuits.replacement.by_pattern import NEXT, group_of
+from clearhead.circuits.replacement.coactivity import CoActivity
+from clearhead.circuits.replacement.dictionaries_in_place import Dictionaries
+from clearhead.circuits.replacement.global_graph import trace_global
+from clearhead.units import Unit
+from tests.circuits.induction import induction_model
+from tests.circuits.planted import WIDTH
+from tests.circuits.replacement.test_global_graph import EDGES, copies, induction, prompts
+
+
+def test_members_are_summed():
+    sizes = {0: 4, 1: 8}
+    assert group_of(Unit("lorsa", 1, 17), sizes) == Unit("head", 1, 2)
+    assert group_of(Unit("lorsa", 0, 17), sizes) == Unit("head", 0, 4)
+    assert group_of(Unit("feature", 1, 17), sizes) == Unit("mlp", 1)
+    assert group_of(Unit("embedding", index=3), sizes) == Unit("input")
+    assert group_of(Unit("logit", index=3), sizes) == NEXT
+    assert group_of(Unit("head_k", 1, 2), sizes) == Unit("head_k", 1, 2)
+    model = induction_model()
+    activity = CoActivity(model, Dictionaries(model, copies(model, k=9)))
+    for block in prompts()[:3]:
+        activity.add(block)
+    graph = trace_global(model, activity.dictionaries, prompts()[:3], edges=10**6).patterns
+    for block in activity.incoming():
+        expected = {}
+        for row, source in enumerate(block.sources):
+            for column in block.weight[row].nonzero().flatten().tolist():
+                ends = (group_of(source, {0: WIDTH, 1: WIDTH}), group_of(block.targets[column], {0: WIDTH, 1: WIDTH}))
+                expected[ends] = expected.get(ends, 0.0) + float(block.weight[row, column])
+        found = {ends: graph.weights_between(ends[0].id, ends[1].id) for ends in expected}
+        assert found == pytest.approx(expected, rel=1e-9, abs=1e-12)
+
+
+def test_the_planted_circuit_is_seen_at_a_glance():
+    """Head 0.2 looks at the token before and feeds the keys of head 1.1, whose queries are the token itself."""
+    circuit = induction()
+    graph = circuit.patterns
+    into = {}
+    for source, target, weight in zip(graph.source, graph.target, graph.weight, strict=True):
+        into.setdefault(graph.units[target].id, {})[graph.units[source].id] = float(weight)
+    keys, queries = into["head_k.1.1"], into["head_q.1.1"]
+    assert max(keys, key=keys.get) == "head.0.2" and keys["head.0.2"] > 0.95 * sum(map(abs, keys.values()))
+    assert max(queries, key=queries.get) == "input" and queries["input"] > 0.95 * sum(map(abs, queries.values()))
+    assert max(into["target.0"], key=into["target.0"].get) == "head.1.1"
+    assert "looks at the token before" in graph.labels["head.0.2"]
+    without = {unit.id: loss - circuit.loss_replaced for unit, loss in circuit.loss_without.items()}
+    needed = {"head.0.2", "head.1.1"}
+    assert all((rise > 0.3) == (unit in needed) for unit, rise in without.items())
+    place = graph.place(Unit("head", 0, 2))
+    assert graph.values["loss without it"][place] == pytest.approx(without["head.0.2"])
+    assert circuit.loss == pytest.approx(circuit.loss_replaced)
+
+
+def test_without_the_previous_token_head_the_path_is_gone():
+    model = induction_model()
+    with torch.no_grad():
+        model.hf.transformer.h[0].attn.c_proj.weight[2 * WIDTH : 3 * WIDTH] = 0
+    circuit = trace_global(model, Dictionaries(model, copies(model)), prompts()[:8], edges=EDGES)
+    assert Unit("head", 0, 2) not in circuit.patterns and Unit("head", 1, 1) in circuit.patterns
+    assert circuit.loss > induction().loss + 0.3
