@@ -30,16 +30,31 @@ def question(scorer, n, words=("a", " cat", " sat")):
     return Question(scorer, tuple(cases))
 
 
-def test_log_probabilities_are_the_models(model, make_local):
-    local = make_local()
-    options = [" the", " cat sat"]
-    found = local.log_probabilities("The big", options)
-    for option, value in zip(options, found, strict=True):
-        prompt, ids = model.tokenize("The big"), model.tokenize(option, special_tokens=False)
-        whole = torch.cat([prompt, ids], 1)
-        logits = model.run(whole)["logits"][0].double().log_softmax(-1)
-        at = range(prompt.shape[1] - 1, whole.shape[1] - 1)
-        assert value == pytest.approx(sum(float(logits[i, whole[0, i + 1]]) for i in at), abs=1e-4)
+PROMPTS = ("The big", "The big cat sat", "The", "The small dog ran to the")
+
+
+@pytest.mark.parametrize("options", [(" the", " cat sat"), (" the", " a")], ids=["many tokens", "one token"])
+def test_log_probabilities_are_the_models(options, model, make_local, monkeypatch):
+    """Together, in several batches, what they share computed once: as each prompt alone."""
+    monkeypatch.setattr("clearhead.explain.local.TOKENS_AT_ONCE", 20)
+    prompts = [f"About {prompt}" for prompt in PROMPTS]
+    for prompt, found in zip(prompts, make_local().log_probabilities(prompts, options), strict=True):
+        for option, value in zip(options, found, strict=True):
+            given, ids = model.tokenize(prompt), model.tokenize(option, special_tokens=False)
+            whole = torch.cat([given, ids], 1)
+            logits = model.run(whole)["logits"][0].double().log_softmax(-1)
+            at = range(given.shape[1] - 1, whole.shape[1] - 1)
+            assert value == pytest.approx(sum(float(logits[i, whole[0, i + 1]]) for i in at), abs=1e-4)
+
+
+def test_what_prompts_begin_with_is_computed_once(model, make_local):
+    widths = []
+    handle = model.places.embedding.register_forward_pre_hook(lambda _, given: widths.append(given[0].shape))
+    prompts = ["One and the same beginning of it: a", "One and the same beginning of it: b c d"]
+    make_local().log_probabilities(prompts, (" the", " a"))
+    handle.remove()
+    shared = model.tokenize(prompts[0]).shape[1] - 1
+    assert [tuple(width) for width in widths] == [(1, shared), (2, model.tokenize(prompts[1]).shape[1] - shared)]
 
 
 class Fixed:
@@ -50,9 +65,9 @@ class Fixed:
     def __init__(self, answer):
         self.answer, self.asked = answer, []
 
-    def log_probabilities(self, prompt, options):
-        self.asked.append(prompt)
-        return self.answer(prompt, options)
+    def log_probabilities(self, prompts, options):
+        self.asked += prompts
+        return [self.answer(prompt, options) for prompt in prompts]
 
 
 def test_what_is_said_whatever_is_shown_cancels():
@@ -111,10 +126,10 @@ def test_a_prompt_longer_than_the_context_has_no_answer_and_many_end_the_run(mak
     local = make_local()
 
     def ask():
-        return local.log_probabilities("the cat " * 100, [" Yes"])
+        return local.log_probabilities(["the cat " * 100], [" Yes"])[0]
 
     assert [ask() for _ in range(IN_A_ROW - 1)] == [None] * (IN_A_ROW - 1)
-    assert local.log_probabilities("the cat", [" Yes"]) is not None
+    assert local.log_probabilities(["the cat"], [" Yes"]) != [None]
     assert [ask() for _ in range(IN_A_ROW - 1)] == [None] * (IN_A_ROW - 1)
     with pytest.raises(Stopped, match="reads 128 tokens"):
         ask()

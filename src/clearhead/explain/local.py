@@ -8,18 +8,25 @@ after a prompt that ends in "Answer:", and p(a | N/A) the same with N/A for ever
 so what the model says whatever it is shown cancels. Detection and fuzzing ask about one text at a time and compare Yes
 with No; the intruder is the letter of largest preference. An explanation is written greedily, to the end of its first
 line. What was computed once is kept in the file of answers. A prompt that is longer than the model reads has no answer.
+
+Prompts of one question are computed together: the tokens that all begin with once, their keys and values kept, then the
+rest of each as a row of a batch, filled up behind, where causal attention does not look.
 """
 
 import json
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from functools import cached_property
+from inspect import signature
 from typing import Any, cast
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
+from transformers import DynamicCache
 
+from clearhead.errors import ClearheadError
 from clearhead.explain.answers import Answer, Answers, Spending, Stopped, key_of
 from clearhead.explain.endpoint import IN_A_ROW
 from clearhead.explain.evidence import Evidence
@@ -32,6 +39,8 @@ from clearhead.model.access import Model
 EXAMPLES = 5
 """Examples shown to an explainer: the strongest."""
 WRITTEN_TOKENS = 40
+TOKENS_AT_ONCE = 4096
+"""Tokens of a batch of prompts, filled up to equal length."""
 NOTHING = "N/A"
 LETTERS = "ABCDE"
 _ASK = {"detection": "Is the unit active anywhere in this text?", "fuzzing": "Is the unit active on the marked token?"}
@@ -55,56 +64,123 @@ class LocalModel:
         """The model, loaded."""
         return self._load()
 
-    def log_probabilities(self, prompt: str, options: Sequence[str]) -> list[float] | None:
-        """Of each option, log p after `prompt`; None in a dry run and for one too long."""
-        answer = self._answer({"prompt": prompt, "options": list(options)}, prompt, 0)
-        return None if answer is None else json.loads(answer.text)
+    def log_probabilities(self, prompts: Sequence[str], options: Sequence[str]) -> list[list[float] | None]:
+        """By prompt, of each option, log p after it; None in a dry run and for a prompt too long."""
+        keys = {prompt: key_of({"local": self.name, "prompt": prompt, "options": list(options)}) for prompt in prompts}
+        found: dict[str, list[float] | None] = {}
+        missing: dict[str, Tensor] = {}
+        with ExitStack() as stack:
+            for prompt, key in keys.items():
+                held = self.answers.get(key)
+                if held is not None:
+                    self.spending.count_cached()
+                    found[prompt] = json.loads(held.text)
+                    continue
+                tokens = self._admit(prompt, 0, stack)
+                found[prompt] = None
+                if tokens is not None:
+                    missing[prompt] = tokens
+            if missing:
+                with self._lock:
+                    computed = self._compare(list(missing.values()), options)
+                for (prompt, tokens), values in zip(missing.items(), computed, strict=True):
+                    found[prompt] = values
+                    answer = Answer(json.dumps(values), tokens.shape[1], 0)
+                    self.answers.put(keys[prompt], answer, len(prompt.encode()))
+        return [found[prompt] for prompt in prompts]
 
     def continuation(self, prompt: str) -> str | None:
         """The first line that the model greedily writes after `prompt`; None in a dry run and for one too long."""
-        answer = self._answer({"prompt": prompt, "tokens": WRITTEN_TOKENS}, prompt, WRITTEN_TOKENS)
-        return None if answer is None else answer.text
-
-    def _answer(self, request: dict[str, Any], prompt: str, written: int) -> Answer | None:
-        key = key_of({"local": self.name, **request})
+        key = key_of({"local": self.name, "prompt": prompt, "tokens": WRITTEN_TOKENS})
         held = self.answers.get(key)
         if held is not None:
             self.spending.count_cached()
-            return held
-        size = len(prompt.encode())
-        expected = size / self.answers.bytes_per_token
-        with self.spending.request(expected, written) as settle, self._lock:
-            if not self.sending:
-                settle(expected, written)
+            return held.text
+        with ExitStack() as stack:
+            tokens = self._admit(prompt, WRITTEN_TOKENS, stack)
+            if tokens is None:
                 return None
+            with self._lock:
+                text = self._write(tokens)
+            self.answers.put(key, Answer(text, tokens.shape[1], WRITTEN_TOKENS), len(prompt.encode()))
+        return text
+
+    def _admit(self, prompt: str, written: int, stack: ExitStack) -> Tensor | None:
+        """The tokens of a prompt, counted as one request; None in a dry run and for one too long."""
+        expected = len(prompt.encode()) / self.answers.bytes_per_token
+        settle = stack.enter_context(self.spending.request(expected, written))
+        if not self.sending:
+            settle(expected, written)
+            return None
+        with self._lock:
             tokens = self.model.tokenize(prompt)
-            room = self.model.n_ctx
-            if room is not None and tokens.shape[1] + max(written, 1) > room:
-                why = f"{self.name} reads {room} tokens and a prompt has {tokens.shape[1]}; name one that reads more"
-                self.spending.count_failed(why)
-                self._too_long += 1
-                if self._too_long >= IN_A_ROW:
-                    raise Stopped(f"{IN_A_ROW} prompts in a row were too long: {why}")
-                return None
-            self._too_long = 0
-            text = self._write(tokens) if written else json.dumps(self._compare(tokens, request["options"]))
-            settle(tokens.shape[1], written)
-            answer = Answer(text, tokens.shape[1], written)
-            self.answers.put(key, answer, size)
-        return answer
+        room = self.model.n_ctx
+        if room is not None and tokens.shape[1] + max(written, 1) > room:
+            why = f"{self.name} reads {room} tokens and a prompt has {tokens.shape[1]}; name one that reads more"
+            self.spending.count_failed(why)
+            self._too_long += 1
+            if self._too_long >= IN_A_ROW:
+                raise Stopped(f"{IN_A_ROW} prompts in a row were too long: {why}")
+            return None
+        self._too_long = 0
+        settle(tokens.shape[1], written)
+        return tokens
 
     @torch.no_grad()
-    def _compare(self, tokens: Tensor, options: Sequence[str]) -> list[float]:
-        first = self._log_softmax(tokens, 1)[0]
-        found = []
-        for option in options:
-            ids = self.model.tokenize(option, special_tokens=False)
-            if ids.shape[1] == 1:
-                found.append(float(first[ids[0, 0]]))
-                continue
-            rows = self._log_softmax(torch.cat([tokens, ids[:, :-1]], 1), ids.shape[1])
-            found.append(float(rows.gather(1, ids[0, :, None]).sum()))
+    def _compare(self, prompts: list[Tensor], options: Sequence[str]) -> list[list[float]]:
+        """Log-probabilities of the options after each prompt [1, t]."""
+        ids = [self.model.tokenize(option, special_tokens=False) for option in options]
+        if all(option.shape[1] == 1 for option in ids):
+            columns = torch.cat(ids, 1)[0]
+            return self._next(prompts)[:, columns].tolist()
+        found: list[list[float]] = [[] for _ in prompts]
+        for tokens, values in zip(prompts, found, strict=True):
+            for option in ids:
+                rows = self._log_softmax(torch.cat([tokens, option[:, :-1]], 1), option.shape[1])
+                values.append(float(rows.gather(1, option[0, :, None]).sum()))
         return found
+
+    def _next(self, prompts: list[Tensor]) -> Float[Tensor, "n v"]:
+        """Log-probabilities of the next token of each prompt."""
+        width = max(tokens.shape[1] for tokens in prompts)
+        shared = 0
+        if len(prompts) > 1:
+            shortest = min(tokens.shape[1] for tokens in prompts)
+            same = torch.cat([tokens[:, : shortest - 1] for tokens in prompts])
+            shared = int((same == same[:1]).all(0).long().cumprod(0).sum())
+        found = []
+        rows = max(1, TOKENS_AT_ONCE // (width - shared))
+        for first in range(0, len(prompts), rows):
+            part = prompts[first : first + rows]
+            cache = None
+            if shared:
+                cache = DynamicCache(config=self.model.hf.config)
+                self._forward(part[0][:, :shared], [shared], cache)
+                cache.batch_repeat_interleave(len(part))
+            lengths = [tokens.shape[1] - shared for tokens in part]
+            batch = torch.zeros(len(part), max(lengths), dtype=torch.int64)
+            for row, tokens in enumerate(part):
+                batch[row, : lengths[row]] = tokens[0, shared:]
+            found.append(self._forward(batch, lengths, cache))
+        return torch.cat(found).double().log_softmax(-1)
+
+    def _forward(self, tokens: Tensor, lengths: list[int], cache: DynamicCache | None) -> Float[Tensor, "n v"]:
+        """Logits behind the last token of each row, rows being `lengths` long; keys and values go into the cache."""
+        model = self.model
+        unembedding = model.places.unembedding
+        if unembedding is None:
+            raise ClearheadError(f"{self.name} has no unembedding and cannot judge; name a language model")
+        # transformers called it past_key_values until 5.24
+        name = "cache" if "cache" in signature(model.hf.forward).parameters else "past_key_values"
+        at = torch.tensor(lengths, device=model.device) - 1
+        rows = torch.arange(len(lengths), device=model.device)
+        handle = unembedding.register_forward_pre_hook(lambda _, given: (given[0][rows, at][:, None], *given[1:]))
+        try:
+            with model.evaluating():
+                options = {name: cache, "use_cache": cache is not None}
+                return cast(Any, model.hf)(tokens.to(model.device), **options).logits[:, 0]
+        finally:
+            handle.remove()
 
     def _log_softmax(self, tokens: Tensor, last: int) -> Float[Tensor, "last v"]:
         logits = self.model.run(tokens, positions=range(-last, 0))["logits"][0]
@@ -153,34 +229,28 @@ class LocalJudge:
         """The verdict on every text; None in a dry run."""
         if question.scorer == "intruder":
             return self._intruder(question)
-        said = " ".join(explanation.text.split())
-        nothing = self._answers(question, said, NOTHING)
-        asked = [
-            self._answers(
-                question, said, plain(case.text) if question.scorer == "detection" else marked(case.text, case.at)
-            )
-            for case in question.cases
-        ]
+        begin = (
+            f"About a unit of a language model: {' '.join(explanation.text.split())}\n{_ASK[question.scorer]}\nText: "
+        )
+        unmarked = question.scorer == "detection"
+        texts = [plain(case.text) if unmarked else marked(case.text, case.at) for case in question.cases]
+        nothing, *asked = self.local.log_probabilities(
+            [f"{begin}{text}\nAnswer:" for text in (NOTHING, *texts)], (" Yes", " No")
+        )
         if nothing is None:
             return None
         found = [answers for answers in asked if answers is not None]
         verdicts = tuple(yes - nothing[0] > no - nothing[1] for yes, no in found)
         return verdicts if len(verdicts) == len(asked) else None
 
-    def _answers(self, question: Question, said: str, text: str) -> list[float] | None:
-        """Log-probabilities of Yes and No."""
-        prompt = f"About a unit of a language model: {said}\nText: {text}\n{_ASK[question.scorer]} Answer:"
-        return self.local.log_probabilities(prompt, (" Yes", " No"))
-
     def _intruder(self, question: Question) -> tuple[bool, ...] | None:
         letters = LETTERS[: len(question.cases)]
         head = "In four of the five texts the token marked «» is of the same kind. One text does not belong.\n"
-        asked = []
+        prompts = []
         for texts in ([marked(case.text, case.at) for case in question.cases], [NOTHING] * len(letters)):
             lines = "\n".join(f"{letter}: {text}" for letter, text in zip(letters, texts, strict=True))
-            prompt = f"{head}{lines}\nWhich text does not belong? Answer:"
-            asked.append(self.local.log_probabilities(prompt, [f" {letter}" for letter in letters]))
-        shown, nothing = asked
+            prompts.append(f"{head}{lines}\nWhich text does not belong? Answer:")
+        shown, nothing = self.local.log_probabilities(prompts, [f" {letter}" for letter in letters])
         if shown is None or nothing is None:
             return None
         preference = [a - b for a, b in zip(shown, nothing, strict=True)]
