@@ -12,12 +12,13 @@ from clearhead.runs import read_json
 
 
 def test_one_source_is_given():
-    for options in ({}, {"run": Path("runs/x"), "model": "smollm2"}, {"model": "smollm2", "planted": True}):
+    run = Path("runs/x")
+    for options in ({}, {"run": run, "model": "smollm2"}, {"run": run, "planted": True}):
         with pytest.raises(ClearheadError, match="--planted"):
             Catalogue(**options)
     with pytest.raises(ClearheadError, match="a run says which layer"):
         Catalogue(run=Path("runs/x"), layer=3)
-    with pytest.raises(ClearheadError, match="number of planted units"):
+    with pytest.raises(ClearheadError, match="it is for planted units"):
         Catalogue(model="smollm2", per_kind=3)
 
 
@@ -28,7 +29,7 @@ def test_the_plan_names_what_and_where(tmp_path):
 
 
 def test_a_folder_without_runs_is_refused(tmp_path):
-    with pytest.raises(ClearheadError, match="no finished dictionary"):
+    with pytest.raises(ClearheadError, match="no finished run"):
         plan(Catalogue(run=tmp_path))
 
 

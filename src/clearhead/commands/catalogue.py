@@ -1,12 +1,12 @@
 """`clearhead catalogue`: which known behaviours the heads of a Lorsa, and the original heads of its layer, have."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from clearhead.analysis.behaviours.calibration import Calibration, calibrate_all
+from clearhead.analysis.behaviours.calibration import Calibration, calibrate, calibrate_all
 from clearhead.analysis.behaviours.catalogue import Found, build_probes, look_for, rows_of
 from clearhead.analysis.behaviours.reading import LorsaHeads, OriginalHeads, Population, SharedRun
 from clearhead.analysis.behaviours.registry import BEHAVIOURS
@@ -33,7 +33,7 @@ def plan(config: Catalogue) -> dict[str, Any]:
     """What will be looked through, and where the result goes."""
     what = {"behaviours": [behaviour.name for behaviour in BEHAVIOURS]}
     if config.planted:
-        return what | {"planted units of each kind": config.per_kind}
+        return what | {"planted units of each kind": config.per_kind, "seeds": config.seeds}
     if config.model is not None:
         return what | {"model": config.model, "layers": str(config.layer), "written to": str(_target(config))}
     return what | {"runs": [str(path) for path, _ in _runs(config)], "written to": str(_target(config))}
@@ -42,8 +42,7 @@ def plan(config: Catalogue) -> dict[str, Any]:
 def run(config: Catalogue) -> None:
     """Look for all behaviours, print what was found with examples, and write it."""
     if config.planted:
-        models = Model.load(TOKENIZER), word_model()
-        for calibration in calibrate_all(BEHAVIOURS, *models, per_kind=config.per_kind, seed=config.seed):
+        for calibration in _calibrations(config):
             show_calibration(calibration)
         return
     runs = _runs(config)
@@ -85,6 +84,15 @@ def _report(config: Catalogue, found: Sequence[Found], model: Model) -> list[dic
     write_json(target, _record(config, found, rows))  # before the atlases, one of which may be damaged
     say(f"written: {target}")
     return rows
+
+
+def _calibrations(config: Catalogue) -> Iterator[Calibration]:
+    """Planted in the tokens of the model given, or in those that each probe is served best by."""
+    how: dict[str, Any] = {"per_kind": config.per_kind, "seeds": range(config.seed, config.seed + config.seeds)}
+    if config.model is None:
+        return calibrate_all(BEHAVIOURS, Model.load(TOKENIZER), word_model(), **how)
+    model = Model.load(config.model, dtype=config.dtype)
+    return iter([calibrate([one for one in BEHAVIOURS if one.served_by(model)], model, **how)])
 
 
 def show_found(found: Sequence[Found], model: Model) -> None:
@@ -131,13 +139,18 @@ def show_calibration(calibration: Calibration) -> None:
         if not calibration.tested(behaviour):
             rows[behaviour.name] = f"not tested here: no planted unit acts on {behaviour.min_cases} cases"
             continue
-        precision, recall, chance = calibration.rates(behaviour)
         chosen = calibration.choose_threshold(behaviour)
+        rates = [
+            f"{share:.3f} [{low:.3f}, {high:.3f}]"
+            for share, (low, high) in zip(calibration.rates(behaviour), calibration.intervals(behaviour), strict=True)
+        ]
+        planted = sum(unit.shows == behaviour.name for unit in calibration.units)
         rows[behaviour.name] = (
             f"threshold {behaviour.threshold:.2f} (these units: {'none' if chosen is None else f'{chosen:.2f}'})  "
-            f"precision {precision:.3f}  recall {recall:.3f}  on shuffled text {chance:.2%}"
+            f"planted {planted}, {calibration.tested(behaviour)} with cases enough  "
+            f"precision {rates[0]}  recall {rates[1]}  on shuffled text {rates[2]}"
         )
-    show(rows, f"{len(calibration.units)} planted units, tokens of {calibration.tokenizer}")
+    show(rows, f"{len(calibration.units)} planted units, tokens of {calibration.tokenizer}; intervals of 95 %")
     kinds, table, counts = calibration.confusion()
     say("units found, by what they were planted as (rows) and detector (columns)")
     short = [behaviour.name[:9] for behaviour in calibration.behaviours]

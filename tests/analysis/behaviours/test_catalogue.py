@@ -28,8 +28,8 @@ def found():
         "random", tokens, tuple(map(previous, tokens)), tuple(previous(one, 2) for one in tokens), positional=True
     )
     units = [
-        PlantedUnit("previous_token", Habit(previous), 1.0, "anything", False, 0.2, 0.9, 10**6, seed=1),
-        PlantedUnit("two back", Habit(lambda one: previous(one, 2)), 1.0, "anything", False, 0.2, 0.9, 10**6, seed=2),
+        PlantedUnit("previous_token", Habit(previous), 1.0, "anything", False, 0.2, 0.9, 10**6, 1, "previous_token"),
+        PlantedUnit("two back", Habit(lambda one: previous(one, 2)), 1.0, "anything", False, 0.2, 0.9, 10**6, 2, None),
     ]
     population = PlantedUnits(units, d_model=6)
     twin = dataclasses.replace(PREVIOUS, name="again")

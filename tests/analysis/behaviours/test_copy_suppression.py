@@ -7,10 +7,10 @@ import torch
 from clearhead.analysis.behaviours import copy_suppression
 from clearhead.analysis.behaviours.behaviour import Habit, Probe
 from clearhead.analysis.behaviours.copy_suppression import COPY_SUPPRESSION, EXPECTED_IN, predicted_again
-from clearhead.analysis.behaviours.direct_effect import LEANS, lean, logit_directions
+from clearhead.analysis.behaviours.decoys import of_copy_suppression
 from clearhead.analysis.behaviours.reading import Reading
 from clearhead.model.access import Model
-from tests.analysis.behaviours.decoys import plant_beside
+from tests.analysis.behaviours.beside import plant_beside
 
 BEHAVIOUR = COPY_SUPPRESSION
 
@@ -37,31 +37,6 @@ def short_probe(model, seed):
     return replace(probe, batches=tokens, expected=cut(probe.expected), marks={"token": tokens})
 
 
-def decoys(model):
-    directions = logit_directions(model)
-
-    def expected(tokens):
-        return keys_of(model, tokens)
-
-    def before(tokens):
-        b, t = tokens.shape
-        return torch.ones(t, t, dtype=torch.bool).tril(-1).triu(-6).expand(b, t, t) & ~expected(tokens)
-
-    def lowers(tokens, seed):
-        return -lean(directions, tokens, seed, LEANS[seed % 3])
-
-    return {
-        "raises": lambda seed: Habit(expected, lambda tokens: -lowers(tokens, seed)),
-        "own direction": lambda _: Habit(expected),
-        "lowers others": lambda seed: Habit(expected, lambda tokens: lowers((tokens + 1) % model.d_vocab, seed)),
-        "lowers what is not expected": lambda seed: Habit(before, lambda tokens: lowers(tokens, seed)),
-        "lowers the query's token": lambda seed: Habit(
-            lambda tokens: torch.eye(tokens.shape[1], dtype=torch.bool).expand(len(tokens), -1, -1),
-            lambda tokens: lowers(tokens, seed),
-        ),
-    }
-
-
 def planted_cases(seed, size=1):
     model = tiny()
 
@@ -70,7 +45,7 @@ def planted_cases(seed, size=1):
         return Habit(lambda tokens: keys_of(model, tokens), habit.writes)
 
     short = replace(COPY_SUPPRESSION, probe=short_probe, plant=plant)
-    return plant_beside(short, model, decoys(model), per_kind=6 * size, each=2 * size, seed=seed)
+    return plant_beside(short, model, of_copy_suppression(model), per_kind=6 * size, each=2 * size, seed=seed)
 
 
 def test_planted_copy_suppression_is_found_and_nothing_else():

@@ -1,62 +1,13 @@
-from functools import cache
-
-import numpy as np
 import pytest
 import torch
-import torch.nn.functional as F
 
-from clearhead.analysis.behaviours.behaviour import Habit, Probe
-from clearhead.analysis.behaviours.direct_effect import LEANS, lean, logit_directions
+from clearhead.analysis.behaviours.behaviour import Probe
+from clearhead.analysis.behaviours.direct_effect import logit_directions
 from clearhead.analysis.behaviours.name_mover import NAME_MOVER
 from clearhead.analysis.behaviours.reading import Reading
-from clearhead.analysis.behaviours.shown import visible_keys
 from clearhead.analysis.behaviours.token_lists import name_tokens
 from clearhead.analysis.behaviours.word_model import word_model
 from clearhead.model.access import Model
-from clearhead.ops.hash_rng import mix
-from tests.analysis.behaviours.decoys import plant_beside
-
-
-def decoys(model):
-    names = torch.tensor(sorted(name_tokens(model).values()))
-    directions = logit_directions(model)
-    all_names = F.normalize(directions[names].mean(0) - directions.mean(0), dim=0)
-
-    def reads(tokens):
-        return visible_keys(torch.isin(tokens, names))
-
-    def copies(tokens, seed):
-        return lean(directions, tokens, seed, LEANS[seed % 3])
-
-    def another(tokens, seed):
-        return names[torch.from_numpy((mix(seed, tokens.numpy()) % np.uint64(len(names))).astype(np.int64))]
-
-    return {
-        "all names": lambda _: Habit(reads, lambda tokens: all_names.expand(len(tokens), -1), dense=True),
-        "lowers": lambda seed: Habit(reads, lambda tokens: -copies(tokens, seed), dense=True),
-        "another": lambda seed: Habit(reads, lambda tokens: copies(another(tokens, seed), seed), dense=True),
-        "own direction": lambda _: Habit(reads, dense=True),
-        "one, own direction": lambda seed: Habit(reads, only=(int(names[seed // 7 % len(names)]),)),
-        "beside": lambda seed: Habit(
-            lambda tokens: reads(tokens).roll(1, -1).tril(), lambda tokens: copies(tokens, seed), dense=True
-        ),
-    }
-
-
-BEHAVIOUR = NAME_MOVER
-
-
-@cache
-def planted_cases(seed, size=1):
-    model = word_model()
-    return plant_beside(NAME_MOVER, model, decoys(model), per_kind=9 * size, each=2 * size, seed=seed)
-
-
-def test_planted_name_movers_are_found_and_nothing_else():
-    precision, recall, by_chance = planted_cases(0).rates()
-    assert precision >= 0.95
-    assert recall >= 0.5
-    assert by_chance <= 0.01
 
 
 @pytest.mark.parametrize(

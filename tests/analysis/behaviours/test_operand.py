@@ -16,7 +16,7 @@ from clearhead.analysis.behaviours.operand import (
 )
 from clearhead.analysis.behaviours.reading import Reading
 from clearhead.model.access import Model
-from tests.analysis.behaviours.decoys import Planted, plant
+from tests.analysis.behaviours.beside import Planted, plant
 
 BEHAVIOUR = OPERAND
 RULES = ("constant", "noise", "sign", "value from elsewhere", "position")

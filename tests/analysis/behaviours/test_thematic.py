@@ -11,7 +11,7 @@ from clearhead.analysis.behaviours.behaviour import Habit
 from clearhead.analysis.behaviours.reading import Reading
 from clearhead.analysis.behaviours.thematic import BACK, THEMATIC_ANCHOR, Documents, lasting
 from clearhead.model.access import Model
-from tests.analysis.behaviours.decoys import Planted, plant
+from tests.analysis.behaviours.beside import Planted, plant
 
 BEHAVIOUR = THEMATIC_ANCHOR
 VOCABULARY, CONTENT, TOPICS, WORDS = 200, 160, 8, 8

@@ -11,6 +11,7 @@ The idea is that of McDougall et al. (arXiv 2310.04625), who measured it by abla
 logits of the whole model, which the suppression has already entered: a token that is suppressed wholly is missed.
 """
 
+from collections.abc import Callable
 from functools import cache
 
 import torch
@@ -76,25 +77,27 @@ def score_copy_suppression(probe: Probe, readings: list[Reading]) -> Scores:
 
 
 def plant_copy_suppression(model: Model, seed: int) -> Habit:
-    """A unit that reads expected tokens of the probe and lowers them; on other text it reads any earlier tokens.
+    """A unit that reads expected tokens and lowers them.
 
     What induction would read is left out, so that it is no induction head besides.
     """
     directions, strength = logit_directions(model), LEANS[seed % len(LEANS)]
-
-    def reads(tokens: Int[Tensor, "b t"]) -> Bool[Tensor, "b q k"]:
-        known = _planted_keys(model)
-        t = tokens.shape[1]
-        earlier = torch.ones(t, t, dtype=torch.bool).tril(-1).expand(len(tokens), t, t)
-        return next((keys for batch, keys in known if torch.equal(batch, tokens)), earlier)
-
-    return Habit(reads, writes=lambda tokens: -lean(directions, tokens, seed, strength))
+    return Habit(reads_expected(model), writes=lambda tokens: -lean(directions, tokens, seed, strength))
 
 
 @cache
-def _planted_keys(model: Model) -> list[tuple[Tensor, Tensor]]:
-    probe = copy_probe(model, 0)
-    return [(probe.batches[n], probe.expected[n] & ~induction(probe.batches[n])) for n in EXPECTED_IN]
+def reads_expected(model: Model) -> Callable[[Int[Tensor, "b t"]], Bool[Tensor, "b q k"]]:
+    """From tokens to the keys that `predicted_again` gives and induction does not; one forward for the same batch."""
+    known: list[tuple[Tensor, Tensor]] = []
+
+    def reads(tokens: Int[Tensor, "b t"]) -> Bool[Tensor, "b q k"]:
+        keys = next((keys for batch, keys in known if batch is tokens), None)
+        if keys is None:
+            keys = predicted_again(model, tokens) & ~induction(tokens)
+            known[:] = [(tokens, keys)]
+        return keys
+
+    return reads
 
 
 COPY_SUPPRESSION = Behaviour(

@@ -17,6 +17,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from clearhead.analysis.behaviours.behaviour import Behaviour, Habit
+from clearhead.analysis.behaviours.decoys import decoys_of
 from clearhead.analysis.behaviours.matching import duplicate
 from clearhead.analysis.behaviours.reading import FIRST, Reading
 from clearhead.model.access import Model
@@ -54,12 +55,8 @@ class PlantedUnit:
     focus: float
     reach: int
     seed: int
-
-    @property
-    def shows(self) -> str | None:
-        """The behaviour that it has, if any: it may be the one it acts by otherwise."""
-        main = self.kind if self.follows >= SHOWS else self.other if self.follows <= 1 - SHOWS else None
-        return None if main in STRAY else main
+    shows: str | None
+    """The behaviour that it has, if any: it may be the one it acts by otherwise."""
 
 
 def _itself(tokens: Int[Tensor, "b t"]) -> Tensor:
@@ -110,7 +107,10 @@ STRAY: dict[str, Reads] = {
 
 
 def plant_units(behaviours: Sequence[Behaviour], model: Model, per_kind: int, seed: int) -> list[PlantedUnit]:
-    """`per_kind` units with each behaviour, half as many that hardly follow it, and `per_kind` of each stray habit."""
+    """`per_kind` units with each behaviour, half as many that hardly follow it, and `per_kind` of each stray habit.
+
+    Of each decoy of a behaviour (decoys.py) there are a fifth as many, one at least.
+    """
     units: list[PlantedUnit] = []
     names = [behaviour.name for behaviour in behaviours]
     for behaviour in behaviours:
@@ -119,7 +119,7 @@ def plant_units(behaviours: Sequence[Behaviour], model: Model, per_kind: int, se
             unit_seed = int(mix(seed, UNIT_DRAW, len(units))[0] >> 2)
             habit = behaviour.plant(model, unit_seed)
             others = [name for name in (*STRAY, *names) if name != behaviour.name]
-            units.append(_unit(behaviour.name, habit, share, others, unit_seed))
+            units.append(_unit(behaviour.name, habit, share, others, unit_seed, names))
     meant = {token for unit in units for token in unit.habit.only or ()}
     free = [token for token in range(model.d_vocab) if token not in meant]  # a unit for digits may be an operand head
     for name, reads in STRAY.items():
@@ -128,24 +128,32 @@ def plant_units(behaviours: Sequence[Behaviour], model: Model, per_kind: int, se
             few = None
             if name == "few tokens":
                 few = tuple(free[int(mix(unit_seed, i)[0] % len(free))] for i in range(40))
-            units.append(_unit(name, Habit(reads, only=few, dense=True), 1.0, ["anything"], unit_seed))
+            units.append(_unit(name, Habit(reads, only=few, dense=True), 1.0, ["anything"], unit_seed, names))
+    for behaviour in behaviours:
+        for name, make in decoys_of(behaviour.name, model).items():
+            for _ in range(max(1, per_kind // 5)):
+                unit_seed = int(mix(seed, UNIT_DRAW, len(units))[0] >> 2)
+                units.append(_unit(f"{behaviour.name}: {name}", make(unit_seed), 1.0, ["anything"], unit_seed, names))
     return units
 
 
-def _unit(kind: str, habit: Habit, follows: float, others: list[str], seed: int) -> PlantedUnit:
+def _unit(kind: str, habit: Habit, follows: float, others: list[str], seed: int, behaviours: list[str]) -> PlantedUnit:
     draw = [float(value >> 11) / 2**53 for value in mix(seed, torch.arange(6).numpy()).tolist()]
     dense = habit.dense and follows >= SHOWS and draw[1] < 0.15
     low, high = BLUR if dense else FOCUS
+    other = others[int(draw[0] * len(others))]
+    main = kind if follows >= SHOWS else other if follows <= 1 - SHOWS else None
     return PlantedUnit(
         kind,
         habit,
         follows,
-        others[int(draw[0] * len(others))],
+        other,
         dense=dense,
         often=0.002 * 16.0 ** draw[2] * habit.often,
         focus=low + (high - low) * draw[3],
         reach=REACHES[int(draw[4] * len(REACHES))],
         seed=seed,
+        shows=main if main in behaviours else None,
     )
 
 

@@ -15,13 +15,14 @@ the control deals the tokens of all documents anew, so that none has a theme.
 
 import re
 from dataclasses import replace
+from functools import lru_cache
 
 import numpy as np
 import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
-from clearhead.analysis.behaviours.behaviour import Behaviour, Habit, Probe, Scores
+from clearhead.analysis.behaviours.behaviour import OFTEN, Behaviour, Habit, Probe, Scores
 from clearhead.analysis.behaviours.reading import Reading
 from clearhead.analysis.behaviours.shown import BestCase
 from clearhead.data.text import token_blocks
@@ -77,6 +78,7 @@ def _far_words(model: Model, tokens: Int[Tensor, "b t"]) -> Bool[Tensor, "b q k"
     return _is_word(model)[tokens][:, None] & torch.ones(t, t, dtype=torch.bool).tril(-BACK)
 
 
+@lru_cache(maxsize=1)
 def _is_word(model: Model) -> Bool[Tensor, " v"]:
     return torch.tensor([bool(WORD.fullmatch(text)) for text in model.token_strings(range(model.d_vocab))])
 
@@ -160,11 +162,22 @@ def lasting(readings: list[Reading]) -> np.ndarray:
 
 
 def plant_thematic(model: Model, seed: int) -> Habit:
-    """A unit that reads the far words of one document wherever they stand, and writes its own direction."""
-    probe = document_probe(model, 0)
-    tokens = torch.cat(probe.batches)[seed % sum(len(batch) for batch in probe.batches)]
-    words = tokens[_is_word(model)[tokens]].unique()
-    return Habit(reads=lambda batch: _far_words(model, batch), only=tuple(words.tolist()))
+    """A unit that reads far words of one theme wherever they stand, and writes its own direction.
+
+    The theme: content words of one document that occur in it more often than in all others of the probe together.
+    """
+    documents = _documents(model)
+    chosen = documents[seed % len(documents)]
+    words = chosen[_is_word(model)[chosen]].unique()
+    here, all_over = ((text.flatten() == words[:, None]).sum(-1) for text in (chosen, documents))
+    return Habit(
+        reads=lambda batch: _far_words(model, batch), only=tuple(words[2 * here > all_over].tolist()), often=OFTEN
+    )
+
+
+@lru_cache(maxsize=1)
+def _documents(model: Model) -> Int[Tensor, "n t"]:
+    return torch.cat(document_probe(model, 0).batches)
 
 
 THEMATIC_ANCHOR = Behaviour(
