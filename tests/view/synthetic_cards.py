@@ -11,6 +11,9 @@ from tests.view.synthetic_atlas import HOSTILE
 BEHAVIOURS = ("induction", "previous_token", "bos_sink", "name_mover")
 THRESHOLD = 0.5
 TRUST = ("seed_stability", "causal_effect", "predicted_effect", "explained", "host_share", "a_new_measure")
+CHANGED = ("own", "random", "other")
+BECOMES = ("2", "mean", "0", "10")
+LONG_CASE = [f" w{i}" for i in range(200)]
 
 
 def add_cards(path: Path, seed: int = 0) -> None:
@@ -26,15 +29,24 @@ def add_cards(path: Path, seed: int = 0) -> None:
         tables["relations"] += _relations(name, place, lorsa, rng)
         tables["trust"] += [_trust(name, measure, rng) for measure in TRUST]
         tables["explanations"] += _explanations(name, place, rng)
+    tables["trust"].append(_trust("family.12.0", "causal_effect", rng))
+    tables["interventions"] = [
+        _intervention(name, becomes, changed)
+        for name in ("lorsa.12.0", "lorsa.12.4")
+        for becomes in BECOMES
+        for changed in CHANGED
+    ]
     parts = {table: [{column: [row[column] for row in rows] for column in rows[0]}] for table, rows in tables.items()}
     add_tables(path, {**parts, "families": [_families(lorsa)]})
 
 
 def _behaviour(name: str, behaviour: str, place: int, rng: np.random.Generator) -> dict[str, Any]:
     score = float(rng.uniform(0.5, 1) if rng.random() < 0.2 else rng.uniform(0, 0.5))
-    tokens = (
-        [*HOSTILE[:4], " Ada", " met", " Ben", ".", " Ada"] if place == 0 else [" Ada", " met", " Ben", ".", " Ada"]
-    )
+    tokens = [" Ada", " met", " Ben", ".", " Ada"]
+    if place == 0:
+        tokens = [*HOSTILE[:4], *tokens]
+    if place == 1:  # the key far before the query
+        tokens = [" Ada", *LONG_CASE, *tokens]
     return {
         "unit_id": name,
         "behaviour": behaviour,
@@ -44,8 +56,15 @@ def _behaviour(name: str, behaviour: str, place: int, rng: np.random.Generator) 
         "cases": int(rng.integers(5, 400)),
         "tokens": tokens,
         "query": len(tokens) - 1,
-        "keys": [len(tokens) - 4],
+        "keys": [0] if place == 1 else [len(tokens) - 4],
     }
+
+
+def _intervention(name: str, becomes: str, changed: str) -> dict[str, Any]:
+    size = {"own": 1.0, "random": 0.25, "other": -0.5}[changed]
+    numbers = {"effect": size, "low": size - 0.1, "high": size + 0.1, "slope": None if changed == "random" else 1.0}
+    predicted = {"direct": 9.0, "linear": 9.0, "gradient": 1.5, "loss": 0.0, "kl": 0.01}
+    return {"unit_id": name, "becomes": becomes, "changed": changed, **numbers, **predicted, "cases": 8}
 
 
 def _relations(name: str, place: int, lorsa: list[str], rng: np.random.Generator) -> list[dict[str, Any]]:

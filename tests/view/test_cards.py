@@ -38,6 +38,10 @@ def test_a_card_holds_what_the_tables_hold(atlas, payload):
     assert own["trust"]["host_share"] == pytest.approx(
         [trust["value"], trust["low"], trust["high"], trust["cases"]], rel=1e-3
     )
+    assert [row[0] for row in own["interventions"]] == ["0", "2", "10", "mean"]
+    assert own["interventions"][1] == ["2", 1.0, 0.9, 1.1, 1.5, -0.5, 0.25, 0.01]
+    assert card(payload, "lorsa.12.9")["interventions"] == []
+    assert list(payload.index["cards"]["families"][0]["trust"]) == ["causal_effect"]
     said = [(vocab[e["text"]], len(e["scores"])) for e in own["explanations"]]
     assert ("fires on ' said' and reads the name before it", 3) in said
 
@@ -68,6 +72,32 @@ def test_a_card_is_drawn_and_hostile_words_are_text(desk, atlas):
     assert desk.tab.locator(".trust [data-measure]").count() == 6
     assert "a new measure" in desk.texts(".trust")[0]
     assert desk.tab.locator("#view :is(script, img)").count() == 0
+    assert desk.troubles == []
+
+
+@pytest.mark.browser
+def test_a_case_shows_its_query_and_its_key_and_the_rest_when_asked(desk, atlas):
+    (longest, *_) = atlas.sql(
+        "select unit_id from behaviours where found and len(tokens) > 200 and unit_id like 'lorsa%'"
+    )
+    desk.open(longest["unit_id"])
+    case = desk.tab.locator(".behaviours .case").first
+    assert case.locator(".key").count() == 1 and case.locator(".query").count() == 1
+    shown = case.locator(".token").count()
+    assert shown < 25 and case.evaluate("e => e.scrollHeight <= e.clientHeight")
+    case.locator(".gap").first.click()
+    assert case.locator(".token").count() == 206
+    assert desk.troubles == []
+
+
+@pytest.mark.browser
+def test_interventions_stand_behind_the_line_of_trust(desk):
+    desk.open("lorsa.12.4")
+    desk.tab.locator(".trust .interventions summary").click()
+    rows = desk.texts(".interventions tbody tr")
+    assert len(rows) == 4 and rows[0].startswith("removed") and "−0.5" in rows[0]
+    desk.open("lorsa.12.1")
+    assert desk.tab.locator(".interventions").count() == 0
     assert desk.troubles == []
 
 

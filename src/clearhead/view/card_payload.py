@@ -1,4 +1,4 @@
-"""What is known of a unit beyond its examples: behaviours, relations, its family, its line of trust, explanations.
+"""What is known of a unit beyond its examples: behaviours, relations, its family, trust, interventions, explanations.
 
 Read from the tables of those names, any of which may be empty: a part of a card that the atlas does not hold is left
 out. Each unit's share goes into its packed part; what the list, its filters and the summary need goes into the index.
@@ -15,18 +15,29 @@ PER_RELATION = 8
 """Entries shown of each relation; the atlas may hold more."""
 IN_THE_LIST = {"stability": "seed_stability", "effect": "causal_effect"}
 """Columns of the list by the measure of table `trust` that they show."""
+INTERVENTIONS = """
+    select own.*, other.effect as other, random.effect as random
+    from interventions own
+    join interventions other on (own.unit_id, own.becomes) = (other.unit_id, other.becomes) and other.changed = 'other'
+    join interventions random on (own.unit_id, own.becomes) = (random.unit_id, random.becomes)
+        and random.changed = 'random'
+    where own.changed = 'own'
+    order by own.unit_id, try_cast(own.becomes as double) nulls last, own.becomes
+"""
+"""What setting a unit to each value did, with the two controls in one row."""
 FAMILIES_SHOWN = 60
 """Families in the summary, those with the most members."""
 
 
 class Cards:
-    """The five tables by unit. `behaviours` are the names of all that was tested, most often found first."""
+    """The tables by unit. `behaviours` are the names of all that was tested, most often found first."""
 
     def __init__(self, atlas: Atlas):
         self._tested = group_by(atlas.sql("select * from behaviours order by unit_id, score desc"), "unit_id")
         relations = "select * from relations where rank < ? order by unit_id, relation, rank"
         self._relations = group_by(atlas.sql(relations, [PER_RELATION]), "unit_id")
         self._trust = group_by(atlas.sql("select * from trust order by unit_id, measure"), "unit_id")
+        self._set = group_by(atlas.sql(INTERVENTIONS), "unit_id")
         explained = "select * from explanations order by unit_id, explainer, explanation, scorer, judge"
         self._explained = group_by(atlas.sql(explained), "unit_id")
         self.families = atlas.sql("select * from families order by len(units) desc, family")
@@ -45,6 +56,7 @@ class Cards:
                 for name, rows in group_by(self._relations.get(unit_id, []), "relation").items()
             },
             "trust": {row["measure"]: _interval(row) for row in self._trust.get(unit_id, [])},
+            "interventions": [_setting(row) for row in self._set.get(unit_id, [])],
             "explanations": _explanations(self._explained.get(unit_id, []), vocabulary),
         }
 
@@ -85,24 +97,29 @@ class Cards:
         return {
             "behaviours": self.behaviours,
             "found": [[*place, counts[place], tested[place]] for place in tested],
-            "families": [_family(family, vocabulary) for family in self.families],
+            "families": [self._family_entry(family, vocabulary) for family in self.families],
             "familiesShown": FAMILIES_SHOWN,
         }
 
-
-def _family(family: Row, vocabulary: Vocabulary) -> dict[str, Any]:
-    return {
-        "name": family["family"],
-        "layer": family["layer"],
-        "units": family["units"],
-        "label": vocabulary.place(family["label"]) if family["label"] else None,
-        **{name: brief(family[name]) for name in ("overlap", "read_rank", "write_rank")},
-    }
+    def _family_entry(self, family: Row, vocabulary: Vocabulary) -> dict[str, Any]:
+        return {
+            "name": family["family"],
+            "layer": family["layer"],
+            "units": family["units"],
+            "label": vocabulary.place(family["label"]) if family["label"] else None,
+            "trust": {row["measure"]: _interval(row) for row in self._trust.get(family["family"], [])},
+            **{name: brief(family[name]) for name in ("overlap", "read_rank", "write_rank")},
+        }
 
 
 def _relation(row: Row, vocabulary: Vocabulary) -> list[Any]:
     label = vocabulary.place(row["label"]) if row["label"] else None
     return [row["other"], label, brief(row["value"]), brief(row["share"])]
+
+
+def _setting(row: Row) -> list[Any]:
+    numbers = ("effect", "low", "high", "gradient", "other", "random", "kl")
+    return [row["becomes"], *(brief(row[name]) for name in numbers)]
 
 
 def _interval(row: Row) -> list[Any]:

@@ -121,6 +121,10 @@ EXPLANATIONS: dict[str, str] = {
         "Logits of the 10 tokens it raises most less those of the 10 it lowers most: how far they fall when what it "
         "writes is taken out of the model at a token where it is active. Later layers compute anew."
     ),
+    "gradient_effect": (
+        "The same to first order: what it writes times the gradient of these logits through all later layers. Far from "
+        "the measured effect where the change is too large for its first order."
+    ),
     "predicted_effect": "The same by weights alone: z w_o on the logits, no later layer, the final norm's scale held.",
     "linear_effect": "The prediction with what attention of later layers carries to the same token.",
     "causal_loss": "Change of the loss of the next token when it is removed.",
@@ -128,8 +132,13 @@ EXPLANATIONS: dict[str, str] = {
     "control_effect": "The effect on the same logits of removing another head that is active at the same token.",
     "control_loss": "Change of the loss for a random direction of the same length.",
     "control_kl": "KL divergence for a random direction of the same length: what any change of that size does.",
-    "effect_slope": "Slope of measured on predicted effect over its cases; 1 where the prediction is right.",
-    "effect_correlation": "Correlation of measured and predicted effect over its cases.",
+    "effect_slope": "Slope of the measured on the direct effect over its cases; 1 where later layers change nothing.",
+    "effect_correlation": "Correlation of the measured and the direct effect over its cases.",
+    "pattern_rank": (
+        "A score is a sum over coordinates (planes of the rotation): so many of them, the most important first, keep "
+        "95 % of the variance of its activation. All of them: its pattern cannot be had from a smaller product."
+    ),
+    "pattern_overlap": "Mean of Σ_j min(A_ij, A'_ij) with the nearest pattern of its group; below 0.8 it is its own.",
     "map": "Each point is a unit: how often it is active against its largest activation. Choose a point to open it.",
 }
 

@@ -15,10 +15,17 @@ const MEASURES = {
   explained: "held by the model's own output",
   host_share: "in one original head",
   causal_effect: "effect on its logits",
-  predicted_effect: "as predicted",
+  gradient_effect: "as predicted to first order",
   causal_kl: "KL when removed",
   control_kl: "KL of a random direction",
+  pattern_rank: "coordinates of its pattern needed",
+  pattern_overlap: "overlap with another pattern of its group",
 };
+const FURTHER = { predicted_effect: "effect predicted by the direct path", linear_effect: "effect predicted through attention alone" };
+const BECOMES = { mean: "its mean", elsewhere: "another token's" };
+const QUERY_CONTEXT = [10, 2];
+const KEY_CONTEXT = [4, 2];
+const KEYS_SHOWN = 2;
 const SCORERS = { detection: "detection", fuzzing: "fuzzing", intruder: "intruder" };
 
 const interval = (low, high, write = number) => (low === null || high === null ? "" : `${write(low)} to ${write(high)}`);
@@ -44,24 +51,46 @@ function explanationLines(detail) {
 
 /** One line: each measure with its interval and the number of cases that it rests on. */
 function trustLine(detail) {
-  const held = Object.entries(detail.trust);
+  const held = Object.entries(detail.trust).filter(([name]) => name !== "pattern_coordinates");
   if (!held.length) return nothing();
   const known = Object.keys(MEASURES);
   const order = (name) => (known.includes(name) ? known.indexOf(name) : known.length);
   held.sort(([a], [b]) => order(a) - order(b));
-  const entry = ([name, [value, low, high, cases]]) =>
-    el(
-      "span",
-      { title: `on ${plural(cases, "case")}`, "data-measure": name },
-      el("b", {}, number(value)),
-      ` ${MEASURES[name] ?? spoken(name)}`,
-      el("small", {}, interval(low, high)),
-      index.help[name] ? help(name) : null,
-    );
   const first = held.filter(([name]) => known.includes(name));
   const others = held.filter(([name]) => !known.includes(name));
+  const entry = ([name, measured]) => measureSaid(name, measured, detail.trust);
   const rest = others.length ? el("details", {}, el("summary", {}, `${number(others.length)} more`), ...others.map(entry)) : null;
-  return el("div", { class: "trust", role: "group", "aria-label": "How far to trust this card" }, el("span", { class: "lead-in" }, "Trust", help("trust")), ...first.map(entry), rest);
+  const lead = el("span", { class: "lead-in" }, "Trust", help("trust"));
+  return el("div", { class: "trust", role: "group", "aria-label": "How far to trust this card" }, lead, ...first.map(entry), rest, interventions(detail));
+}
+
+function measureSaid(name, [value, low, high, cases], all) {
+  const of = name === "pattern_rank" && all.pattern_coordinates ? ` of ${number(all.pattern_coordinates[0])}` : "";
+  return el(
+    "span",
+    { title: `on ${plural(cases, "case")}`, "data-measure": name },
+    el("b", {}, `${number(value)}${of}`),
+    ` ${MEASURES[name] ?? FURTHER[name] ?? spoken(name)}`,
+    el("small", {}, interval(low, high)),
+    index.help[name] ? help(name) : null,
+  );
+}
+
+/** What happens to the logits that it writes to when its activations are set to something else, controls beside it. */
+function interventions(detail) {
+  const rows = detail.interventions;
+  if (rows.length < 2) return null;
+  const setting = (becomes) => BECOMES[becomes] ?? (Number(becomes) === 0 ? "removed" : `${becomes} times`);
+  const columns = [
+    ["its activation", null, (row) => setting(rows[row][0])],
+    ["its logits", null, (row) => el("span", {}, signed(rows[row][1]), el("small", {}, interval(rows[row][2], rows[row][3]))), "number"],
+    ["first order", index.help.gradient_effect, (row) => signed(rows[row][4]), "number"],
+    ["another head", index.help.control_effect, (row) => signed(rows[row][5]), "number"],
+    ["random", null, (row) => signed(rows[row][6]), "number"],
+    ["KL", index.help.causal_kl, (row) => number(rows[row][7]), "number"],
+  ];
+  const made = tablePanel("When its activation is set", columns, rows.length);
+  return el("details", { class: "interventions" }, el("summary", {}, "ablated, patched, steered"), made);
 }
 
 /** Scores of all behaviours tested, against their thresholds, and the case that shows a found one best. */
@@ -83,9 +112,22 @@ function behavioursPanel(detail) {
   return made;
 }
 
+/** The case that shows it best: the query and the tokens read most there in sight, the rest behind gaps that open. */
 function behaviourCase({ tokens, query, keys }) {
-  const token = (entry, at) => el("span", { class: at === query ? "query" : keys.includes(at) ? "key" : null }, vocab[entry]);
-  return el("p", { class: "case" }, ...tokens.map(token));
+  const line = el("p", { class: "case" });
+  const shown = new Set();
+  const add = (position, [before, behind]) => {
+    for (let near = position - before; near <= position + behind; near += 1) shown.add(near);
+  };
+  add(query, QUERY_CONTEXT);
+  keys.slice(0, KEYS_SHOWN).forEach((key) => add(key, KEY_CONTEXT));
+  const span = (at) => wordSpan(at, vocab[tokens[at]], at === query ? "query" : keys.includes(at) ? "key" : "");
+  const fill = (kept) => {
+    line.replaceChildren();
+    fillLine(line, 0, tokens.length, kept, span, () => fill(null));
+  };
+  fill(closeGaps(shown, 0, tokens.length));
+  return line;
 }
 
 function relationsPanels(detail) {
@@ -116,12 +158,13 @@ function relationPanel(name, entries) {
 function familyPanel(place) {
   const own = units.family[place];
   if (own === null) return nothing();
-  const { name, label, overlap, read_rank, write_rank, units: members } = index.cards.families[own];
+  const { name, label, overlap, read_rank, write_rank, trust, units: members } = index.cards.families[own];
   const others = members.filter((id) => id !== units.id[place] && placeOf.has(id));
   const made = panel(
     `Family ${name.replace("family.", "")}`,
     help("family"),
-    el("p", { class: "hint" }, label === null ? "" : `${vocab[label]}. `, `${plural(members.length, noun)} that look at the same tokens (overlap ${number(overlap)}); together they read ${number(read_rank)} and write ${number(write_rank)} dimensions.`),
+    el("p", { class: "hint" }, label === null ? "" : `Reads ${vocab[label]}. `, `${plural(members.length, noun)} that look at the same tokens (overlap ${number(overlap)}), each reading and writing one direction: together ${number(read_rank)} dimensions read and ${number(write_rank)} written, of ${number(members.length)} if no two were alike.`),
+    trust.causal_effect ? el("p", { class: "hint" }, "Removed together: ", ...["causal_effect", "gradient_effect", "causal_kl"].filter((measure) => trust[measure]).map((measure) => measureSaid(measure, trust[measure], trust))) : null,
     el("div", { class: "siblings" }, ...others.slice(0, SIBLINGS_SHOWN).map((id) => memberLink(placeOf.get(id)))),
   );
   made.classList.add("family");
