@@ -23,7 +23,7 @@ from clearhead.training import pretrain as pretrain_module
 from clearhead.training.checkpoint import list_checkpoints
 from clearhead.training.language_model import LanguageModelling, TextAndRepeats, Watch
 from clearhead.training.optim import adam
-from clearhead.training.pretrain import build_model, open_tokenizer, pretrain
+from clearhead.training.pretrain import build_model, model_of_size, open_tokenizer, pretrain
 from clearhead.training.repeats import measure_induction, next_token_losses
 
 ALPHABET = torch.arange(3, 50)
@@ -133,6 +133,14 @@ def test_a_finished_run_holds_models_that_load_and_have_learned(config, architec
     assert lines[0]["held_out_ce"] == pytest.approx(math.log(280), abs=0.1)
     assert lines[-1]["held_out_ce"] == summary["held_out_ce"]
     assert pretrain(config) | {"peak_memory_bytes": 0} == summary | {"peak_memory_bytes": 0}
+
+
+@pytest.mark.parametrize("architecture", ["gpt2", "llama"])
+def test_mlps_are_as_narrow_as_asked(config, architecture):
+    with torch.device("meta"):
+        model = model_of_size(dataclasses.replace(config, architecture=architecture, mlp_width=1), 280)
+    shapes = [tuple(weight.shape) for name, weight in model.named_parameters() if ".mlp." in name and weight.dim() == 2]
+    assert shapes and all(sorted(shape) == [1, 16] for shape in shapes)
 
 
 def test_the_seed_decides_weights_and_leaves_the_random_state(config):

@@ -5,6 +5,7 @@ import json
 import numpy as np
 import pytest
 
+from clearhead.units import Graph, Provenance, Unit
 from clearhead.view.graph_page import write_graph_page
 from tests.view.conftest import Visit
 from tests.view.synthetic_graph import HOSTILE, synthetic_graph
@@ -178,5 +179,33 @@ def test_a_phone_in_the_dark_shows_tokens_as_text(browser, page):
     assert visit.tab.evaluate(
         "document.getElementById('view').scrollWidth <= document.getElementById('view').clientWidth"
     )
+    assert visit.troubles == []
+    visit.context.close()
+
+
+def test_a_graph_of_no_prompt_names_its_few_units_and_orders_edges_by_influence(browser, tmp_path):
+    names = ["input", "head_k.0.1", "head_k.0.2", "head.0.1", "target.0"]
+    influence = {"input": 1.0, "head_k.0.1": 0.75, "head_k.0.2": 0.76, "head.0.1": 0.7, "target.0": 0.4}
+    graph = Graph(
+        list(map(Unit.parse, names)),
+        [0, 0, 1, 3],
+        [2, 1, 3, 4],
+        [900.0, 5.0, 1.0, 2.0],  # the heaviest edge leads to what matters little
+        Provenance("m", "p"),
+        values={"influence": [influence[name] for name in names]},
+        labels={"head.0.1": "pattern 1: token before 79%", "head_k.0.1": "keys of 1"},
+        scores={"loss": 0.25, "loss_replaced": 1.5},
+    )
+    visit = Visit(browser, write_graph_page(graph, tmp_path / "graph.html"), ready=".mark")
+    tab = visit.tab
+    assert tab.locator("#edges-by").input_value() == "influence"
+    told = tab.locator(".beside-mark").all_text_contents()
+    assert {"pattern 1", "token before 79%", "keys of 1", "input", "target.0"} <= set(told)
+    assert "4 of 5" not in statement(visit) and "3 of 4 edges" in statement(visit)
+    tab.locator("#edges-by").select_option("weight")
+    slide(visit, "edges", 50)
+    assert "1 of 4 edges shown, with 99 % of |weight|" in statement(visit)
+    assert tab.locator(".figure .value").all_text_contents() == ["0.250", "1.500"]
+    assert tab.locator(".figure .label").all_text_contents()[0].startswith("Loss of the model")
     assert visit.troubles == []
     visit.context.close()

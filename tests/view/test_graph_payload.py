@@ -49,11 +49,12 @@ def test_without_influence_units_are_ranked_by_the_weight_before_them():
     assert of_both["ranked"] == "weight_rank" and of_both["units"]["errors"] == [0, 0, 0.3333, 0.2]
 
 
-def test_rows_go_from_the_embedding_to_the_targets_with_attention_below_the_mlp():
-    names = ("logit.1@0", "feature.10.1@0", "lorsa.10.1@0", "feature.2.1@0", "embedding.1@0", "attn_error.2@0")
-    graph = Graph([Unit.parse(name) for name in names], [], [], [], Provenance("m", "p"))
+def test_rows_go_up_from_the_embedding_with_what_heads_read_below_attention_and_that_below_the_mlp():
+    above = ["logit.1@0", "feature.10.1@0", "lorsa.10.1@0", "head_k.10.1@0"]
+    names = [*above, "feature.2.1@0", "embedding.1@0", "attn_error.2@0"]
+    graph = Graph(list(map(Unit.parse, names)), [], [], [], Provenance("m", "p"))
     rows = build_graph_payload(graph, Limits()).index["rows"]
-    assert rows == ["embedding", "2.attention", "2.mlp", "10.attention", "10.mlp", "target"]
+    assert rows == ["embedding", "2.attention", "2.mlp", "10.reads", "10.attention", "10.mlp", "target"]
 
 
 def test_loadings_keep_their_sums_when_few_are_held():

@@ -30,7 +30,7 @@ class CircuitGlobal(Verb):
     context: int = 128
     """Tokens per block."""
     edges: int = 600
-    """Edges kept, the heaviest."""
+    """Edges kept between patterns, and between single heads: those that matter most for the logits."""
     seed: int = 0
     """Seed of random tokens."""
     dtype: Dtype = "float32"

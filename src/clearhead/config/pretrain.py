@@ -25,6 +25,8 @@ class Pretrain(Verb):
     """Width of the residual stream, a multiple of --heads."""
     heads: int = 4
     """Attention heads per layer."""
+    mlp_width: int | None = None
+    """Hidden width of the MLPs; with 1, attention is left nearly alone. Derived: 4 times --width, for llama 8/3."""
     vocabulary: int | None = None
     """Tokens of the tokenizer that is trained. Derived: 1,024, or the size of the one given with --tokenizer."""
     context: int = 128
@@ -60,7 +62,7 @@ class Pretrain(Verb):
 
     def validate(self) -> None:
         """Sizes are positive and fit each other, blocks fill the batch, checkpoints are within the run."""
-        self._positive("layers", "width", "heads", "vocabulary", "tokens", "batch-tokens", "lr")
+        self._positive("layers", "width", "heads", "mlp-width", "vocabulary", "tokens", "batch-tokens", "lr")
         self._refuse(self.context < 8, "context", "a repeated sequence needs at least 8 tokens")
         self._refuse(
             self.width % self.heads != 0, "width", f"the {self.heads} heads share it equally; give a multiple of them"

@@ -199,6 +199,7 @@ def model_of_size(config: Pretrain, vocabulary: int, bos: Any = None, eos: Any =
             n_embd=config.width,
             n_layer=config.layers,
             n_head=config.heads,
+            n_inner=config.mlp_width,
             # the function of gelu_new, GPT-2's own, computed in one pass: a step takes half the time
             activation_function="gelu_pytorch_tanh",
             resid_pdrop=0.0,
@@ -217,7 +218,7 @@ def model_of_size(config: Pretrain, vocabulary: int, bos: Any = None, eos: Any =
             num_attention_heads=config.heads,
             num_key_value_heads=config.heads,
             # three matrices of 8/3 d hold what GPT-2's two of 4 d do
-            intermediate_size=-(-8 * config.width // 3),
+            intermediate_size=config.mlp_width or -(-8 * config.width // 3),
             tie_word_embeddings=True,
             bos_token_id=bos,
             eos_token_id=eos,

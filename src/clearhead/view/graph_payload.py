@@ -22,8 +22,10 @@ from clearhead.view.graph_words import LOADINGS
 from clearhead.view.packing import Vocabulary, brief, divide, pack
 from clearhead.view.visible import visible
 
-ATTENTION = frozenset({"head", "kvhead", "head_q", "head_k", "head_v", "lorsa", "mode", "edge", "attn", "attn_error"})
+ATTENTION = frozenset({"head", "kvhead", "lorsa", "mode", "edge", "attn", "attn_error"})
 """Kinds whose row of a layer lies below that of its MLP."""
+READS = frozenset({"head_q", "head_k", "head_v"})
+"""Kinds whose row of a layer lies below that of its attention."""
 TARGETS = frozenset({"logit", "target"})
 EDGES_PER_PART = 512
 
@@ -126,11 +128,13 @@ def unit_columns(
 
 
 def row_of(unit: Unit) -> str:
-    """Where a unit stands from bottom to top: `embedding`, `L.attention`, `L.mlp`, `target`."""
+    """Where a unit stands from bottom to top: `embedding`, `L.reads`, `L.attention`, `L.mlp`, `target`."""
     if unit.kind in TARGETS:
         return "target"
     if unit.layer is None:
         return "embedding"
+    if unit.kind in READS:
+        return f"{unit.layer}.reads"
     return f"{unit.layer}.{'attention' if unit.kind in ATTENTION else 'mlp'}"
 
 
@@ -141,7 +145,7 @@ def row_names(graph: Graph) -> list[str]:
         if name in ("embedding", "target"):
             return (-1, 0) if name == "embedding" else (10**9, 0)
         layer, half = name.split(".")
-        return int(layer), int(half == "mlp")
+        return int(layer), ("reads", "attention", "mlp").index(half)
 
     return sorted({row_of(unit) for unit in graph.units}, key=height)
 

@@ -25,7 +25,8 @@ HELP: dict[str, str] = {
     "edges": (
         "Edges in this order, the first that hold this share of the whole graph; of these, those whose ends are both "
         "shown are drawn. By |weight|: large numbers first, whatever they add to. By share of the input: |weight| over "
-        "Σ|weight| into the same unit, which compares edges into features with edges into logits."
+        "Σ|weight| into the same unit, which compares edges into features with edges into logits. By influence, where "
+        "the graph is of no prompt: that share times the influence of the unit it enters."
     ),
     "in": (
         "Everything that contributes to this unit. Share: |weight| over Σ|weight| of all edges into this unit. Edges "
@@ -110,13 +111,23 @@ SCORES: dict[str, tuple[str, str]] = {
     ),
 }
 """Label and meaning of the scores that we know; others are shown under their own name."""
+LOSSES: dict[str, tuple[str, str]] = {
+    "loss": ("Loss of the model", "Nats per token that the model itself loses on the tokens that were counted."),
+    "loss_replaced": (
+        "Loss replaced",
+        "The same with every dictionary in place of what it imitates. Near the model's: the circuit drawn is one that "
+        "does what the model does. The loss without single units is among their values.",
+    ),
+}
+"""The same for scores that are losses."""
 
 
 def score_tiles(scores: Mapping[str, float]) -> list[dict[str, str]]:
     """The scores as large numbers: those we know first, as percentages."""
     tiles = []
-    for name in [*(name for name in SCORES if name in scores), *(name for name in scores if name not in SCORES)]:
-        label, meaning = SCORES.get(name, (name.replace("_", " ").capitalize(), ""))
+    known = SCORES | LOSSES
+    for name in [*(name for name in known if name in scores), *(name for name in scores if name not in known)]:
+        label, meaning = known.get(name, (name.replace("_", " ").capitalize(), ""))
         tiles.append({"label": label, "value": _written(name, scores[name]), "help": meaning, "small": ""})
     return tiles
 
@@ -131,5 +142,7 @@ def compared_tiles(first: Mapping[str, float], second: Mapping[str, float]) -> l
 
 
 def _written(name: str, score: float) -> str:
+    if name in LOSSES:
+        return f"{score:.3f}"
     share = name in SCORES or name.endswith(("_share", "_score"))
     return (f"{100 * score:.1f} %" if share else f"{score:.4g}").replace("-", "−")

@@ -47,7 +47,7 @@ def test_the_planted_circuit_is_seen_at_a_glance():
     assert max(keys, key=keys.get) == "head.0.2" and keys["head.0.2"] > 0.95 * sum(map(abs, keys.values()))
     assert max(queries, key=queries.get) == "input" and queries["input"] > 0.95 * sum(map(abs, queries.values()))
     assert max(into["target.0"], key=into["target.0"].get) == "head.1.1"
-    assert "looks at the token before" in graph.labels["head.0.2"]
+    assert "token before" in graph.labels["head.0.2"]
     without = {unit.id: loss - circuit.loss_replaced for unit, loss in circuit.loss_without.items()}
     needed = {"head.0.2", "head.1.1"}
     assert all((rise > 0.3) == (unit in needed) for unit, rise in without.items())

@@ -77,7 +77,7 @@ def test_the_previous_token_head_feeds_the_keys_of_the_induction_head():
     for source, target, weight in into(graph, "head_k", layer=0)[:1]:
         assert (source.id, target.id) == ("positions", "head_k.0.2") and weight > 0
     assert graph.weights_between("head_k.1.1", into(graph, "logit")[0][0]) > 0
-    assert len(graph) == EDGES and graph.labels["head_k.1.1"] == "keys of pattern 1"
+    assert len(graph) == EDGES and graph.labels["head_k.1.1"] == "keys of 1"
     assert graph.values["influence"].max() == pytest.approx(1)
 
 

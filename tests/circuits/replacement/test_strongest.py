@@ -35,14 +35,19 @@ def test_influence_is_handed_down_in_proportion_to_what_enters():
 def test_the_graph_stands_from_bottom_to_top_with_cumulative_influence():
     kept, influence = strongest(blocks(), 3)
     graph = graph_of(
-        kept, influence, Provenance("made", "by hand"), labels={TOP: "yes", OTHER: "no"}, values={"rate": {A: 0.25}}
+        kept,
+        influence,
+        Provenance("made", "by hand"),
+        labels={TOP: "yes", OTHER: "no"},
+        values={"rate": {A: 0.25}},
+        scores={"loss": 1.5},
     )
     assert list(graph.units) == [WORD, A, B, TOP]
     total = influence[WORD] + influence[A] + influence[B] + influence[TOP]
     assert graph.values["influence"][graph.place(WORD)] == pytest.approx(influence[WORD] / total)
     assert graph.values["influence"].max() == pytest.approx(1)
     assert graph.values["rate"][graph.place(A)] == 0.25 and np.isnan(graph.values["rate"][graph.place(B)])
-    assert graph.labels == {TOP.id: "yes"}
+    assert graph.labels == {TOP.id: "yes"} and graph.scores == {"loss": 1.5}
     assert [graph.weights_between(edge.source.id, edge.target.id) for edge in kept] == [edge.weight for edge in kept]
 
 

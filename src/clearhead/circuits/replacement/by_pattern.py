@@ -7,7 +7,7 @@
     target.0                     the logit of the token that comes next, whichever it is
 
 An edge is the sum of all edges between the members (incoming.py), so that one path through a thousand rank-1 pieces is
-one line. A pattern's label says where it looks: the kind of key that holds most of its attention.
+one line. A pattern's label says where it looks: the kind of key that holds most of its attention, and which share.
 """
 
 from collections.abc import Mapping
@@ -37,14 +37,15 @@ def group_of(unit: Unit, sizes: Mapping[int, int]) -> Unit:
 
 def label_patterns(activity: CoActivity) -> dict[Unit, str]:
     """Words for the units of this level."""
+    attention = activity.attention()
     labels = {Unit("input"): "tokens", Unit("positions"): "positions", NEXT: "next token"}
     for layer in range(activity.model.n_layers):
         labels[Unit("mlp", layer)] = f"MLP {layer}"
         for p in range(activity.dictionaries.attention[layer].config.n_patterns):
-            looks = activity.attention().get(Unit("head_k", layer, p), {})
+            looks = attention.get(Unit("head_k", layer, p), {})
             kind = max(looks, key=looks.__getitem__, default="")
-            told = f": looks at {kind} ({looks[kind]:.0%})" if looks and looks[kind] >= TOLD else ""
+            told = f": {kind} {looks[kind]:.0%}" if looks and looks[kind] >= TOLD else ""
             labels[Unit("head", layer, p)] = f"pattern {p}{told}"
-            labels[Unit("head_k", layer, p)] = f"keys of pattern {p}{told}"
-            labels[Unit("head_q", layer, p)] = f"queries of pattern {p}{told}"
+            labels[Unit("head_k", layer, p)] = f"keys of {p}"
+            labels[Unit("head_q", layer, p)] = f"queries of {p}"
     return labels

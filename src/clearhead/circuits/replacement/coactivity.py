@@ -46,7 +46,7 @@ from clearhead.units import Unit
 
 MOST_PAIRS = 2**27
 """Pairs of units that are held at once; a model with more is no toy."""
-KEYS = ("the first token", "itself", "the token before", "the same token before", "what followed the same token")
+KEYS = ("first token", "itself", "token before", "same token earlier", "after same token")
 """Kinds of keys, of which one counts as the first that it is; others are elsewhere."""
 
 

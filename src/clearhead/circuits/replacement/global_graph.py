@@ -80,7 +80,8 @@ def trace_global(
             advance(1)
     found = [_loss(model, few, edit, counted_from) for edit in ({}, in_place(dictionaries))]
     rise = {group: value - found[1] for group, value in without.items()}
-    return GlobalCircuit(*draw(activity, sizes, edges, text, rise), *found, without)
+    scores = dict(zip(("loss", "loss_replaced"), found, strict=True))
+    return GlobalCircuit(*draw(activity, sizes, edges, text, rise, scores), *found, without)
 
 
 def _loss(model: Model, tokens: Int[Tensor, "b t"], edit: dict, counted_from: int) -> float:
@@ -89,7 +90,12 @@ def _loss(model: Model, tokens: Int[Tensor, "b t"], edit: dict, counted_from: in
 
 @torch.no_grad()
 def draw(
-    activity: CoActivity, sizes: dict[int, int], edges: int, text: str, rise: dict[Unit, float]
+    activity: CoActivity,
+    sizes: dict[int, int],
+    edges: int,
+    text: str,
+    rise: dict[Unit, float],
+    scores: dict[str, float],
 ) -> tuple[Graph, Graph]:
     """Both graphs of what was accumulated; `sizes` are heads per pattern by layer, `rise` is of the loss by unit."""
     values = {}
@@ -102,12 +108,14 @@ def draw(
     summed = (block.summed(lambda unit: group_of(unit, sizes)) for block in activity.incoming())
     kept, influence = strongest(summed, edges)
     provenance = Provenance(name, PROTOCOL + SUMMED, prompt=text, versions=versions)
-    patterns = graph_of(kept, influence, provenance, labels=words, values={"loss without it": rise, **values})
+    patterns = graph_of(
+        kept, influence, provenance, labels=words, values={"loss without it": rise, **values}, scores=scores
+    )
     kept, influence = strongest(activity.incoming(), edges)
     provenance = Provenance(name, PROTOCOL, prompt=text, versions=versions)
     words |= _token_strings(activity.model, influence)
     values = {"rate": activity.rates(), **values}
-    return patterns, graph_of(kept, influence, provenance, labels=words, values=values)
+    return patterns, graph_of(kept, influence, provenance, labels=words, values=values, scores=scores)
 
 
 def _token_strings(model: Model, units: Iterable[Unit]) -> dict[Unit, str]:

@@ -56,13 +56,15 @@ def graph_of(
     *,
     labels: Mapping[Unit, str],
     values: Mapping[str, Mapping[Unit, float]],
+    scores: Mapping[str, float],
 ) -> Graph:
     """The graph of these edges, in their order, its units from bottom to top.
 
-    `values` are numbers of some units, by name. Of influence the graph holds, as every graph, the cumulative share.
+    `values` are numbers of some units, by name, `scores` of the whole. Of influence the graph holds, as every graph,
+    the cumulative share.
     """
     joined = dict.fromkeys(unit for edge in edges for unit in (edge.source, edge.target))
-    units = sorted(joined, key=lambda unit: (_height(unit), unit.kind, unit.index or 0))
+    units = sorted(joined, key=lambda unit: (_height(unit), unit.index or 0, unit.kind))
     place = {unit: number for number, unit in enumerate(units)}
     own = np.array([influence[unit] for unit in units])
     down = np.argsort(-own, kind="stable")
@@ -77,6 +79,7 @@ def graph_of(
         provenance,
         values={"influence": cumulative, **told},
         labels={unit.id: labels[unit] for unit in units if unit in labels},
+        scores=scores,
     )
 
 

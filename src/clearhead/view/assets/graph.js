@@ -124,9 +124,11 @@ function promptLine() {
   return el("h1", { class: "prompt", title: index.title }, ...index.tokens.map((place) => el("span", { class: "prompt-token" }, vocab[place])));
 }
 
+const MEASURE_WORDS = { ...(OF_NO_PROMPT ? { influence: "influence" } : {}), weight: "|weight|", share: "share of the input" };
+
 function sliders() {
   const slider = (id, label, text, act, extra = null) => el("div", { class: "slider" }, el("label", { for: id }, label), extra, explain(text, label), el("input", { type: "range", id, min: 0, max: 100, step: 0.5, oninput: act }), el("output", { for: id, id: `${id}-said` }));
-  const by = el("select", { id: "edges-by", "aria-label": "Order edges by", onchange: () => { sight.by = by.value; chooseSight(); fillSliders(); drawGraph(); } }, el("option", { value: "weight" }, "|weight|"), el("option", { value: "share" }, "share of the input"));
+  const by = el("select", { id: "edges-by", "aria-label": "Order edges by", onchange: () => { sight.by = by.value; chooseSight(); fillSliders(); drawGraph(); } }, ...Object.keys(MEASURE_WORDS).map((name) => el("option", { value: name, selected: name === sight.by }, MEASURE_WORDS[name])));
   const set = (name) => (event) => {
     sight[name] = Number(event.target.value) / 100;
     fillSliders();

@@ -11,7 +11,10 @@ const KIND_ORDER = Object.keys(KINDS).filter((kind) => units.kind.includes(kind)
 const isTarget = (place) => units.row[place] === "target";
 const isError = (place) => units.kind[place] === "error" || units.kind[place] === "attn_error";
 const USUAL_UNITS = 140;
+const USUAL_SHARE = 0.95;
 const USUAL_EDGES = 300;
+/** Graphs of no prompt join units of different scales, which only their influence compares. */
+const OF_NO_PROMPT = !index.tokens.length && index.ranked === "influence";
 
 let edges = null;
 /** Numbers of the edges into and out of every unit, the heaviest first. */
@@ -34,7 +37,11 @@ function holdEdges(read) {
   });
   measures.weight = measureOf(sizes, totalWeight);
   measures.share = measureOf(sizes.map((_, edge) => shareOf(edge)), null);
+  if (OF_NO_PROMPT) measures.influence = measureOf(sizes.map((_, edge) => shareOf(edge) * ownInfluence(edges.target[edge])), null);
 }
+
+/** What a unit's influence adds to the cumulative share; ranks are in the order of influence. */
+const ownInfluence = (place) => units.rank[place] - Math.max(0, ...units.rank.filter((rank) => rank < units.rank[place]));
 
 function measureOf(values, whole) {
   const order = [...values.keys()].sort((a, b) => values[b] - values[a] || a - b);
@@ -49,7 +56,7 @@ function measureOf(values, whole) {
 }
 
 /** What the sliders and the legend let through, what is fastened, what is chosen, and what goes with what is chosen. */
-const sight = { rank: 1, weight: 1, by: "weight", hidden: new Set(), pinned: new Set(), chosen: null, lit: new Set(), edgesLit: false };
+const sight = { rank: 1, weight: 1, by: OF_NO_PROMPT ? "influence" : "weight", hidden: new Set(), pinned: new Set(), chosen: null, lit: new Set(), edgesLit: false };
 let chosenEdge = null;
 
 /** Settings at which the graph can be read: the usual number of units, the usual number of edges between them. */
@@ -57,7 +64,7 @@ function chooseSight() {
   const ranks = units.rank.filter((_, place) => !isTarget(place)).sort((a, b) => a - b);
   const crowded = ranks.length > USUAL_UNITS;
   sight.rank = crowded ? Math.max(0.01, Math.floor(100 * ranks[USUAL_UNITS]) / 100) : 1;
-  sight.weight = 1;
+  sight.weight = OF_NO_PROMPT ? USUAL_SHARE : 1;
   const { shownEdges } = look();
   if (shownEdges.length > USUAL_EDGES) sight.weight = Math.max(0.01, Math.floor(100 * measures[sight.by].before[shownEdges[USUAL_EDGES]]) / 100);
 }

@@ -5,7 +5,7 @@ const SHAPES = {
   cross: "M-4.6-2.6L-2.6-4.6L0-2L2.6-4.6L4.6-2.6L2 0L4.6 2.6L2.6 4.6L0 2L-2.6 4.6L-4.6 2.6L-2 0z", plus: "M-1.5-4.8h3v3.3h3.3v3h-3.3v3.3h-3v-3.3h-3.3v-3h3.3z",
   up: "M0-5.2L5.2 4.2L-5.2 4.2z", bar: "M-5.4-3.2h10.8v6.4h-10.8z",
 };
-const SHAPE_OF = { feature: "circle", mlp: "square", error: "cross", attn_error: "cross", bias: "plus", embedding: "bar", input: "bar", logit: "up", target: "up" };
+const SHAPE_OF = { feature: "circle", mlp: "square", error: "cross", attn_error: "cross", bias: "plus", embedding: "bar", input: "bar", positions: "bar", logit: "up", target: "up" };
 const WIDTHS = [0.7, 1.2, 1.9, 2.8, 4];
 const NEAR = 6;
 const IN_ONE_PATH = 10;
@@ -35,7 +35,7 @@ function drawGraph() {
   seen = look();
   plan = arrange(seen.shown, sideways.clientWidth);
   body.style.width = `${plan.width}px`;
-  body.style.height = `${plan.height + 30}px`;
+  body.style.height = `${plan.height + (index.tokens.length ? 30 : 0)}px`;
   marks.setAttribute("width", plan.width);
   marks.setAttribute("height", plan.height);
   const made = [];
@@ -43,7 +43,7 @@ function drawGraph() {
   marks.replaceChildren(...made);
   rowLine.replaceChildren(...index.rows.map(rowLabel));
   tokenLine.style.top = `${plan.height}px`;
-  tokenLine.replaceChildren(...plan.columns.map(columnLabel));
+  tokenLine.replaceChildren(...(index.tokens.length ? plan.columns.map(columnLabel) : []));
   wider.hidden = plan.width <= sideways.clientWidth;
   byId("statement").textContent = statement(seen);
   paint(base, seen.shownEdges, true);
@@ -95,8 +95,15 @@ function markOf(place) {
   const mark = svg("path", { class: kind, d: shape, transform: `translate(${plan.x[place]} ${plan.y[place]})`, "data-place": place, "data-tip": tipOf(place) });
   if (group !== null) mark.style.setProperty("--ring", ringOf(group));
   mark.classList.toggle("grouped", group !== null);
+  if (plan.named) return [mark, ...namesOf(place)];
   if (!isTarget(place)) return [mark];
   return [mark, svg("text", { class: "mark-label", x: plan.x[place], y: plan.y[place] - (plan.raised.has(place) ? 20 : 8) }, shorten(wordsOf(place) ?? units.id[place].split("@")[0].replace("logit.", "#"), 8))];
+}
+
+/** A unit's words beside it, in two lines where they have two parts. */
+function namesOf(place) {
+  const lines = (wordsOf(place) ?? units.id[place]).split(": ").slice(0, 2);
+  return lines.map((line, at) => svg("text", { class: "mark-label beside-mark", x: plan.x[place] + 8, y: plan.y[place] + 3 + 11 * (at - (lines.length - 1) / 2) }, shorten(line, 24)));
 }
 
 const shorten = (text, most) => (text.length > most ? `${text.slice(0, most - 1)}…` : text);

@@ -9,13 +9,17 @@ const STAGGERED = 4;
 const NARROWEST = 26;
 const CLOSED = 16;
 
-/** Words for a row: `4.attention`, `4.mlp`, `embedding`, `target`. Halves are named only where a layer has both. */
+/** Up to how many units in a row of a graph without tokens stand so far apart that their names fit beside them. */
+const NAMED = 12;
+const NAME_WIDTH = 68;
+const PARTS = { reads: "q, k", attention: "attn", mlp: "mlp" };
+
+/** Words for a row: `4.reads`, `4.attention`, `4.mlp`, `embedding`, `target`. Parts are named only where a layer has several. */
 function rowWords(name) {
   if (name === "embedding") return "tokens";
   if (name === "target") return "output";
-  const [layer, half] = name.split(".");
-  const other = `${layer}.${half === "mlp" ? "attention" : "mlp"}`;
-  return index.rows.includes(other) ? `${layer} ${half === "mlp" ? "mlp" : "attn"}` : `layer ${layer}`;
+  const [layer, part] = name.split(".");
+  return index.rows.filter((row) => row.startsWith(`${layer}.`)).length > 1 ? `${layer} ${PARTS[part]}` : `layer ${layer}`;
 }
 
 /** Positions of the shown units in pixels, the columns with their tokens, and the size of the whole. */
@@ -39,7 +43,8 @@ function arrange(shown, available) {
     inColumn.get(units.row[place]).push(place);
   });
   const most = Math.max(1, ...[...cells.values()].flatMap((column) => [...column].map(([row, places]) => (row === "target" ? 0 : places.length))));
-  const spacing = index.tokens.length ? SPACING : Math.min(SPACING, Math.max(CLOSEST, (available - 12) / most));
+  const named = !index.tokens.length && most <= NAMED;
+  const spacing = named ? NAME_WIDTH : index.tokens.length ? SPACING : Math.min(SPACING, Math.max(CLOSEST, (available - 12) / most));
   const step = (row) => (row !== "target" ? spacing : staggered ? LABELLED / 2 : LABELLED);
   const margin = (row) => (row === "target" ? 40 : 6);
   const wanted = (column) => Math.max(NARROWEST, ...[...cells.get(column)].map(([row, places]) => places.length * step(row) + margin(row)));
@@ -58,10 +63,10 @@ function arrange(shown, available) {
   const raised = new Set();
   let left = 0;
   for (const column of columns) {
-    if (column.until === undefined) column.width += Math.min(spare, 90);
+    if (column.until === undefined) column.width += named ? spare : Math.min(spare, 90);
     column.left = left;
     for (const [row, places] of cells.get(column.position) ?? []) {
-      const between = Math.min(Math.max(step(row), (column.width - margin(row)) / places.length), row === "target" ? step(row) * 1.6 : index.tokens.length ? 22 : 44);
+      const between = Math.min(Math.max(step(row), (column.width - margin(row)) / places.length), row === "target" ? step(row) * 1.6 : named ? Infinity : index.tokens.length ? 22 : 44);
       places.forEach((place, at) => {
         x[place] = left + column.width / 2 + (at - (places.length - 1) / 2) * between;
         y[place] = rowAt.get(row);
@@ -70,5 +75,5 @@ function arrange(shown, available) {
     }
     left += column.width;
   }
-  return { x, y, columns, rowAt, raised, width: Math.max(left, available), height: top + height * index.rows.length + 6 };
+  return { x, y, columns, rowAt, raised, named, width: Math.max(left, available), height: top + height * index.rows.length + 6 };
 }
