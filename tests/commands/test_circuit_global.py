@@ -35,9 +35,9 @@ def test_a_circuit_is_a_graph_that_can_be_looked_at(copies, tmp_path, capsys):
     assert summary["loss"] == pytest.approx(summary["loss_replaced"], abs=1e-4)
     assert sorted(summary["loss_without"]) == [f"head.{layer}.{head}" for layer in range(2) for head in range(4)]
     assert summary["kl"] == pytest.approx(0, abs=1e-4)  # exact copies cost nothing
-    assert " → " in capsys.readouterr().out
-    for folder in (out, out / "heads"):
-        assert cli.main(["view", str(folder)]) == 0 and (folder / "page.html").exists()
+    shown = capsys.readouterr().out
+    assert " → " in shown and "  head.0.0 'pattern 0" in shown and "      keys: positions" in shown
+    assert cli.main(["view", str(out)]) == 0 and (out / "page.html").exists()
 
 
 def test_dry_runs_and_refusals(copies, capsys):

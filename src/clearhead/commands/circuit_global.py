@@ -7,6 +7,7 @@ far the circuit is that of the model, and what the loss is without each pattern.
 
 from typing import Any
 
+import numpy as np
 import torch
 from jaxtyping import Int64
 from torch import Tensor
@@ -27,6 +28,7 @@ from clearhead.units import Graph, Unit
 from clearhead.units.bundle import save_graph
 
 SHOWN = 12
+SOURCES = 3
 
 
 def plan(config: CircuitGlobal) -> dict[str, Any]:
@@ -74,10 +76,15 @@ def run(config: CircuitGlobal) -> None:
     show({name.replace("_", " "): value for name, value in told.items()}, "circuit of the replaced model:")
     graph = circuit.patterns
     _say_edges(graph, "between patterns, what matters most for the logits first:")
-    _say_edges(circuit.heads, "between single heads and features:")
-    say(f"loss at predictions from token {first} on: replaced {circuit.loss_replaced:.3f} nats; without")
-    for unit, loss in sorted(circuit.loss_without.items(), key=lambda item: -item[1]):
+    say(
+        f"without each, the loss at predictions from token {first} on ({circuit.loss_replaced:.3f} with all); its inputs:"
+    )
+    for unit, loss in circuit.loss_without.items():
         say(f"  {_named(graph, unit)}  {loss:.3f}")
+        for kind, word in (("head_k", "keys"), ("head_q", "queries"), (unit.kind, "values")):
+            into = Unit(kind, unit.layer, unit.index)
+            if unit.kind == "head" and into in graph:
+                say(f"      {word}: {_sources(graph, into)}")
     place = directory.path
     say(f"next: clearhead view {place}; clearhead view {place / 'heads'} for single heads")
 
@@ -87,6 +94,16 @@ def _say_edges(graph: Graph, words: str) -> None:
     for edge in range(min(SHOWN, len(graph))):
         ends = [graph.units[place] for place in (graph.source[edge], graph.target[edge])]
         say(f"  {' → '.join(_named(graph, unit) for unit in ends)}  {graph.weight[edge]:+.3g}")
+
+
+def _sources(graph: Graph, target: Unit) -> str:
+    """The heaviest edges into a unit, each with its share of Σ|weight|; what looks for it is no source."""
+    edges = np.flatnonzero(graph.target == graph.place(target))
+    edges = [edge for edge in edges.tolist() if graph.units[graph.source[edge]].kind not in ("head_k", "head_q")]
+    total = float(np.abs(graph.weight[edges]).sum())
+    edges.sort(key=lambda edge: -abs(graph.weight[edge]))
+    named = ((graph.units[graph.source[edge]], float(graph.weight[edge])) for edge in edges[:SOURCES])
+    return ", ".join(f"{unit} {weight:+.3g} ({abs(weight) / total:.0%})" for unit, weight in named)
 
 
 def _named(graph: Graph, unit: Unit) -> str:
