@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from clearhead.analysis.trust import measure_trust
+from clearhead.analysis.own_patterns import head_ranks
+from clearhead.analysis.trust import RANK_TOKENS, measure_trust
 from clearhead.data.text import TokenBlocks
 from clearhead.dictionaries.init import from_attention
 from clearhead.dictionaries.lorsa import Lorsa
@@ -95,10 +96,22 @@ def test_effects_of_heads_and_families(trust, heads):
         predicted, linear = (value_of(trust, unit, f"{name}_effect")[0] for name in ("predicted", "linear"))
         assert predicted == linear != 0  # no attention above the last layer
         assert value_of(trust, unit, "effect_slope")[3] == 5
+        assert np.sign(value_of(trust, unit, "gradient_effect")[0]) == np.sign(effect)
+    assert trust.interventions["unit_id"][::3] == [*(f"lorsa.1.{head}" for head in heads), "family.1.0"]
     assert trust.summary["cases"] == 10
     value, low, high = trust.summary["correlation of effect with direct"]
     assert -1 <= low <= value <= high <= 1
     assert {"effect_correlation", "control_effect", "control_loss"} <= set(trust.rows["measure"])
+
+
+def test_ranks_of_the_patterns_of_heads_with_effects(trust, lorsa, model, blocks, heads):
+    inputs = model.run(blocks.tokens, read=["attn_in.1"])["attn_in.1"]
+    ranks = head_ranks(lorsa, lambda: [inputs], tokens_per_head=RANK_TOKENS).rank
+    for head in heads:
+        assert value_of(trust, f"lorsa.1.{head}", "pattern_rank")[0] == int(ranks[head]) > 0
+        assert value_of(trust, f"lorsa.1.{head}", "pattern_coordinates")[0] == 32
+    assert trust.rows["measure"].count("pattern_rank") == 2 and "pattern_overlap" not in trust.rows["measure"]
+    assert trust.summary["rank of a head's pattern, of 32 coordinates, median"][0] == np.median(ranks[heads])
 
 
 def test_rows_are_numbers_and_dead_heads_have_none(trust, lorsa):
