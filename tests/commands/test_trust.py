@@ -78,7 +78,10 @@ def test_named_heads_are_set_to_other_values_with_their_family(run, tmp_path, ca
     assert removed[0]["value"] == pytest.approx(-own["0"]["effect"])
     printed = capsys.readouterr().out
     assert "first order" in printed and "family.1.0 is linear" in printed
-    assert "slope with gradient when set to 2, another active head" in printed
+    assert "when set to 2" not in printed  # the table says it
+    assert "slope with gradient when set to 2, another active head" in json.loads(
+        (atlas.parent / "trust.json").read_text()
+    )
     assert "of 32 coordinates" in printed
 
 

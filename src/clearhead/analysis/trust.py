@@ -49,6 +49,8 @@ FIRST = 1
 UNITS_AT_ONCE = 256
 RANK_TOKENS = 32
 """Active tokens per head from which the rank of its pattern is measured; twice as many moved no quantile by one."""
+SET = " when set to "
+"""In the names of numbers about settings other than removal."""
 PREDICTIONS = ("gradient", "direct", "linear")
 EFFECTS = {
     "causal_effect": ("own", "effect"),
@@ -283,11 +285,14 @@ def _effects(found: HeadEffects, n_units: int, seed: int) -> dict[str, Measure]:
 
 
 def _together(found: HeadEffects, n_heads: int, seed: int) -> dict[str, Any]:
-    """Over all heads whose effects were measured: agreement of prediction and measurement, against the controls."""
+    """Over all heads whose effects were measured: agreement of prediction and measurement, against the controls.
+
+    Heads are resampled; of a single head, its cases.
+    """
     single = found.unit < n_heads
     unit = found.unit[single]
     held = np.unique(unit)
-    rows = [np.flatnonzero(unit == one) for one in held]
+    rows = [np.flatnonzero(unit == one) for one in held] if len(held) > 1 else list(np.arange(len(unit))[:, None])
     generator = np.random.default_rng(seed)
     samples = [np.concatenate([rows[i] for i in generator.integers(len(rows), size=len(rows))]) for _ in range(300)]
     summary: dict[str, Any] = {"heads with effects": len(held), "cases": len(unit)}
@@ -312,8 +317,8 @@ def _together(found: HeadEffects, n_heads: int, seed: int) -> dict[str, Any]:
         for kind, words in kinds.items():
             x, y = (found.values[kind][name][place][single] for name in ("gradient", "effect"))
             change = np.array([y[row].mean() for row in rows])
-            summary[f"logits when set to {setting_name(setting)}{words}"] = _mean(change, seed)
-            agreement(f"slope with gradient when set to {setting_name(setting)}{words}", _slope, x, y)
+            summary[f"logits{SET}{setting_name(setting)}{words}"] = _mean(change, seed)
+            agreement(f"slope with gradient{SET}{setting_name(setting)}{words}", _slope, x, y)
     return summary
 
 
@@ -346,7 +351,7 @@ def _patterns(
 
 
 def _mean(values: Any, seed: int) -> list[float]:
-    """Mean over heads with its interval, heads resampled."""
+    """Mean over heads with its interval, heads resampled (of a single head, over its cases)."""
     values = np.asarray(values, dtype=np.float64)
     return [float(values.mean()), *mean_bounds(values, seed)]
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from clearhead.analysis.trust import measure_trust
+from clearhead.analysis.trust import SET, measure_trust
 from clearhead.atlas import Atlas, add_tables
 from clearhead.commands.opening.layers import refuse_several
 from clearhead.commands.opening.opened import open_run, plan_of, refuse_no_lorsa
@@ -56,7 +56,10 @@ def run(config: Trust) -> None:
     )
     add_tables(atlas.path, {"trust": [found.rows], "interventions": [found.interventions]})
     write_json(atlas.path.parent / "trust.json", found.summary)
-    show({name: _with_interval(value) for name, value in found.summary.items()}, f"trust in {config.run}:")
+    told = found.summary
+    if config.heads:  # the table below says it head by head
+        told = {name: value for name, value in told.items() if SET not in name}
+    show({name: _with_interval(value) for name, value in told.items()}, f"trust in {config.run}:")
     if config.heads:
         print_interventions(found.interventions)
     say(f"tables trust and interventions of {atlas.path}; next: clearhead view {config.run}")
