@@ -111,12 +111,19 @@ def show_found(found: Sequence[Found], model: Model) -> None:
             chance = [one.by_chance for one in of_kind if one.by_chance is not None]
             beside = f"; {sum(chance)} on shuffled text" if chance else ""
             say(f"  {name}: {count} of {units:,}{beside}")
+            with_cases = [np.where(one.scores.cases >= behaviour.min_cases, one.scores.score, 0) for one in of_kind]
             best = sorted(
-                ((one.scores.score[unit], one, unit) for one in of_kind for unit in np.flatnonzero(one.found).tolist()),
-                key=lambda entry: -entry[0],
+                (-score, place, unit)
+                for place, scores in enumerate(with_cases)
+                for unit, score in enumerate(scores.tolist())
+                if score > 0
             )
-            for score, one, unit in best[:EXAMPLES]:
-                say(f"    {score:.2f}  {one.names[unit]:<14}  {case_text(one, unit, model)}")
+            for score, place, unit in best[: min(count, EXAMPLES)]:
+                one = of_kind[place]
+                say(f"    {-score:.2f}  {one.names[unit]:<14}  {case_text(one, unit, model)}")
+            for score, place, unit in best[count : count + 1]:
+                one = of_kind[place]
+                say(f"    below: {-score:.2f}  {one.names[unit]}  {case_text(one, unit, model)}")
 
 
 def case_text(found: Found, unit: int, model: Model) -> str:

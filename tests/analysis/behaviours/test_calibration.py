@@ -1,4 +1,4 @@
-"""The requirements on detectors, on units of all kinds and decoys planted among each other; others are in their files."""
+"""The requirements on detectors, on units of all kinds and decoys planted together; others are in their own files."""
 
 import numpy as np
 import pytest

@@ -9,6 +9,7 @@ from clearhead.analysis.behaviours.operand import (
     DIGITS,
     EQUALS_PLACE,
     OPERAND,
+    PLUS_PLACE,
     Sums,
     explained,
     operand_probe,
@@ -19,20 +20,22 @@ from clearhead.model.access import Model
 from tests.analysis.behaviours.beside import Planted, plant
 
 BEHAVIOUR = OPERAND
-RULES = ("constant", "noise", "sign", "value from elsewhere", "position")
+RULES = ("constant", "noise", "sign", "value from elsewhere", "position", "any digits")
 
 
 def sums(seed):
-    """Sums whose tokens are the digits; "+" is 10 and "=" 11."""
+    """Sums and lists whose tokens are the digits; "+" is 10, "=" 11 and "," 12."""
     texts, values = sum_texts(seed)
     tokens = torch.tensor([["0123456789+=".index(letter) for letter in text] for text in texts])
+    lists = tokens.masked_fill(tokens == 10, 12)
     keys = torch.zeros(9, 9, dtype=torch.bool)
     keys[EQUALS_PLACE:, list(DIGITS.values())] = True
-    return Sums("sums", (tokens,), (keys.expand(len(tokens), 9, 9),), marks={"values": (values,)})
+    keys = keys.expand(len(tokens), 9, 9)
+    return Sums("sums", (tokens, lists), (keys, keys), marks={"values": (values, values)})
 
 
 def read(units, tokens):
-    """Units that act at one position, by the digits at one or two places."""
+    """Units that act at one position, by the digits at one or two places; where no "+" stands, in one case of ten."""
     b, t = tokens.shape
     rows = []
     for number, unit in enumerate(units):
@@ -56,6 +59,8 @@ def read(units, tokens):
         z = torch.where(obeys, z, stray) * torch.exp(0.2 * torch.randn(b, generator=g))
         if unit.kind == "noise":
             z = torch.rand(b, generator=g).square()
+        if int(tokens[0, PLUS_PLACE]) != 10 and unit.kind == BEHAVIOUR.name:
+            z = z * (torch.rand(b, generator=g) < 0.1)
         elsewhere = {"sign": [2, 5], "value from elsewhere": [5], "position": [0, 2, 5]}.get(unit.kind)
         shape = torch.rand(b, t, generator=g) * 0.1
         shape[:, elsewhere or places] += 1.0 / len(elsewhere or places)
@@ -125,11 +130,23 @@ def test_what_dealt_values_explain_is_zero_on_average():
 def test_a_head_that_reads_one_digit_and_acts_by_it_scores_one():
     probe = sums(0)
     digit = probe.marks["values"][0][:, 1].float()
-    scores = OPERAND.score(probe, [one_unit(digit)])
+    silent = one_unit(torch.zeros(len(digit)))
+    scores = OPERAND.score(probe, [one_unit(digit), silent])
     assert scores.score[0] == pytest.approx(1.0)
     case = scores.best[0]
     assert (case.query, case.keys) == (5, (1,))
-    assert OPERAND.score(probe, [one_unit(torch.ones(len(digit)))]).score[0] == 0
+    assert OPERAND.score(probe, [one_unit(torch.ones(len(digit))), silent]).score[0] == 0
+
+
+def test_what_it_does_in_lists_is_taken_off():
+    probe = sums(0)
+    digit = probe.marks["values"][0][:, 1].float()
+    assert OPERAND.score(probe, [one_unit(digit), one_unit(digit)]).score[0] == pytest.approx(0, abs=1e-6)
+    half = torch.where(torch.arange(len(digit)) % 2 == 0, digit, digit.flip(0))
+    score = OPERAND.score(probe, [one_unit(digit), one_unit(half)]).score[0]
+    assert 0.3 < score < 0.9
+    alone = Sums("sums", probe.batches[:1], probe.expected[:1], marks={"values": probe.marks["values"][:1]})
+    assert OPERAND.score(alone, [one_unit(digit)]).score[0] == pytest.approx(1.0)
 
 
 def test_a_tokenizer_that_does_not_write_digits_one_by_one_gives_no_cases():
@@ -137,3 +154,7 @@ def test_a_tokenizer_that_does_not_write_digits_one_by_one_gives_no_cases():
     probe = operand_probe(tiny, 0)
     digits = all(len(tiny.tokenize(text)[0]) == 9 for text in sum_texts(0)[0])
     assert bool(probe.expected[0].any()) == digits
+    assert ["".join(tiny.token_strings(tokens[0])) for tokens in probe.batches] == [
+        sum_texts(0)[0][0],
+        sum_texts(0)[0][0].replace("+", ","),
+    ]

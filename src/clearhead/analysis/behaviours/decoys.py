@@ -13,9 +13,10 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from clearhead.analysis.behaviours.behaviour import Habit
+from clearhead.analysis.behaviours.behaviour import OFTEN, Habit
 from clearhead.analysis.behaviours.copy_suppression import reads_expected
 from clearhead.analysis.behaviours.direct_effect import LEANS, lean, logit_directions
+from clearhead.analysis.behaviours.operand import last_of_first, neighbours
 from clearhead.analysis.behaviours.shown import visible_keys
 from clearhead.analysis.behaviours.token_lists import Successors, name_tokens, ordinal_sequences
 from clearhead.model.access import Model
@@ -120,6 +121,11 @@ def of_copy_suppression(model: Model) -> Decoys:
     }
 
 
+def of_operand(model: Model) -> Decoys:
+    """A reader of the digits at an operand's place, in sums and in lists alike."""
+    return {"any digits": lambda seed: Habit(last_of_first, only=neighbours(model, seed), dense=True, often=OFTEN)}
+
+
 def _some_of(among: Int[Tensor, " n"], tokens: Int[Tensor, " m"], seed: int) -> Int[Tensor, " m"]:
     """For each token one of the others, the same at every call."""
     return among[torch.from_numpy((mix(seed, tokens.numpy()) % np.uint64(len(among))).astype(np.int64))]
@@ -129,4 +135,5 @@ OF: dict[str, Callable[[Model], Decoys]] = {
     "successor": of_successor,
     "name_mover": of_name_mover,
     "copy_suppression": of_copy_suppression,
+    "operand": of_operand,
 }
