@@ -83,7 +83,7 @@ function interventions(detail) {
   const setting = (becomes) => BECOMES[becomes] ?? (Number(becomes) === 0 ? "removed" : `${becomes} times`);
   const columns = [
     ["its activation", null, (row) => setting(rows[row][0])],
-    ["its logits", null, (row) => el("span", {}, signed(rows[row][1]), el("small", {}, interval(rows[row][2], rows[row][3]))), "number"],
+    ["change of its logits", null, (row) => el("span", {}, signed(rows[row][1]), el("small", {}, interval(rows[row][2], rows[row][3]))), "number"],
     ["first order", index.help.gradient_effect, (row) => signed(rows[row][4]), "number"],
     ["another head", index.help.control_effect, (row) => signed(rows[row][5]), "number"],
     ["random", null, (row) => signed(rows[row][6]), "number"],
