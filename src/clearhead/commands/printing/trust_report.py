@@ -28,7 +28,7 @@ def print_interventions(rows: dict[str, list[Any]]) -> None:
             zip(rows["unit_id"], rows["becomes"], rows["changed"], strict=True)
         )
     }
-    lines = [list(COLUMNS)]
+    lines: list[list[str]] = [list(COLUMNS)]
     for (unit, becomes, changed), place in at.items():
         if changed != "own":
             continue
