@@ -1,13 +1,14 @@
 """A language model on this machine as explainer and as judge, small ones included.
 
-A judge need not write: it compares the log-probabilities of the possible answers. With p(a | text) that of answer a
-after a prompt that ends in "Answer:", and p(a | N/A) the same with N/A for every text,
+A judge need not write: it compares the log-probabilities of the possible answers. Detection and fuzzing ask about one
+text at a time. A text counts as active when its
 
-    preference(a) = log p(a | text) - log p(a | N/A)
+    preference = log p(Yes | text) - log p(No | text)
 
-so what the model says whatever it is shown cancels. Detection and fuzzing ask about one text at a time and compare Yes
-with No; the intruder is the letter of largest preference. An explanation is written greedily, to the end of its first
-line. What was computed once is kept in the file of answers. A prompt that is longer than the model reads has no answer.
+is above the mean over the texts of its question, about half of which are active: what the model says whatever it is
+shown cancels, and with it how many it would call active. The intruder is the letter a of largest log p(a | texts) -
+log p(a | N/A), with N/A for every text. An explanation is written greedily, to the end of its first line. What was
+computed once is kept in the file of answers. A prompt that is longer than the model reads has no answer.
 
 Prompts of one question are computed together: the tokens that all begin with once, their keys and values kept, then the
 rest of each as a row of a batch, filled up behind, where causal attention does not look.
@@ -234,14 +235,12 @@ class LocalJudge:
         )
         unmarked = question.scorer == "detection"
         texts = [plain(case.text) if unmarked else marked(case.text, case.at) for case in question.cases]
-        nothing, *asked = self.local.log_probabilities(
-            [f"{begin}{text}\nAnswer:" for text in (NOTHING, *texts)], (" Yes", " No")
-        )
-        if nothing is None:
+        asked = self.local.log_probabilities([f"{begin}{text}\nAnswer:" for text in texts], (" Yes", " No"))
+        preference = [answers[0] - answers[1] for answers in asked if answers is not None]
+        if len(preference) < len(asked):
             return None
-        found = [answers for answers in asked if answers is not None]
-        verdicts = tuple(yes - nothing[0] > no - nothing[1] for yes, no in found)
-        return verdicts if len(verdicts) == len(asked) else None
+        usual = sum(preference) / len(preference)
+        return tuple(one > usual for one in preference)
 
     def _intruder(self, question: Question) -> tuple[bool, ...] | None:
         letters = LETTERS[: len(question.cases)]
