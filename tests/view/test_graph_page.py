@@ -185,7 +185,7 @@ def test_a_phone_in_the_dark_shows_tokens_as_text(browser, page):
 
 def test_a_graph_of_no_prompt_names_its_few_units_and_orders_edges_by_influence(browser, tmp_path):
     names = ["input", "head_k.0.1", "head_k.0.2", "head.0.1", "target.0"]
-    influence = {"input": 1.0, "head_k.0.1": 0.75, "head_k.0.2": 0.76, "head.0.1": 0.7, "target.0": 0.4}
+    influence = {"input": 0.9, "head_k.0.1": 0.75, "head_k.0.2": 1.0, "head.0.1": 0.7, "target.0": 0.4}
     graph = Graph(
         list(map(Unit.parse, names)),
         [0, 0, 1, 3],
@@ -201,8 +201,9 @@ def test_a_graph_of_no_prompt_names_its_few_units_and_orders_edges_by_influence(
     assert tab.locator("#edges-by").input_value() == "influence"
     told = tab.locator(".beside-mark").all_text_contents()
     assert {"pattern 1", "token before 79%", "keys of 1", "input", "target.0"} <= set(told)
-    assert "4 of 5" not in statement(visit) and "3 of 4 edges" in statement(visit)
+    assert "4 of 5 units, 2 of 4 edges shown" in statement(visit)
     tab.locator("#edges-by").select_option("weight")
+    slide(visit, "units", 100)
     slide(visit, "edges", 50)
     assert "1 of 4 edges shown, with 99 % of |weight|" in statement(visit)
     assert tab.locator(".figure .value").all_text_contents() == ["0.250", "1.500"]

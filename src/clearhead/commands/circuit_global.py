@@ -76,10 +76,10 @@ def run(config: CircuitGlobal) -> None:
     show({name.replace("_", " "): value for name, value in told.items()}, "circuit of the replaced model:")
     graph = circuit.patterns
     _say_edges(graph, "between patterns, what matters most for the logits first:")
-    say(
-        f"without each, the loss at predictions from token {first} on ({circuit.loss_replaced:.3f} with all); its inputs:"
-    )
+    say(f"loss from token {first} on without each ({circuit.loss_replaced:.3f} with all), and what feeds it:")
     for unit, loss in circuit.loss_without.items():
+        if unit not in graph:
+            continue
         say(f"  {_named(graph, unit)}  {loss:.3f}")
         for kind, word in (("head_k", "keys"), ("head_q", "queries"), (unit.kind, "values")):
             into = Unit(kind, unit.layer, unit.index)

@@ -13,6 +13,7 @@ A unit is named by kind and place, written `kind.numbers` and, when bound to one
                                                                   layer, index
     attn.5  mlp.5   all that the attention, the MLP of layer 5 writes                   layer
     attn_error.5    what the Lorsa heads of layer 5 leave of its attention's output     layer
+    features.5.2    the features of layer 5 that one source feeds most, numbered by source     layer, index
     error.5         what the transcoder features of layer 5 leave of its MLP's output   layer
     bias.5          every constant that layer 5 writes            layer
     embedding.11@0  logit.42@7  vocabulary entries 11 and 42      index
@@ -43,6 +44,7 @@ KINDS: dict[str, tuple[str, ...]] = {
     "attn": ("layer",),
     "mlp": ("layer",),
     "attn_error": ("layer",),
+    "features": ("layer", "index"),
     "error": ("layer",),
     "bias": ("layer",),
     "embedding": ("index",),

@@ -3,37 +3,56 @@
 import pytest
 import torch
 
-from clearhead.circuits.replacement.by_pattern import NEXT, group_of
+from clearhead.circuits.replacement.by_pattern import NEXT, Grouping
 from clearhead.circuits.replacement.coactivity import CoActivity
 from clearhead.circuits.replacement.dictionaries_in_place import Dictionaries
 from clearhead.circuits.replacement.global_graph import trace_global
+from clearhead.dictionaries.transcoder import Transcoder, TranscoderConfig
 from clearhead.units import Unit
 from tests.circuits.induction import induction_model
 from tests.circuits.planted import WIDTH
 from tests.circuits.replacement.test_global_graph import EDGES, copies, induction, prompts
 
 
-def test_members_are_summed():
-    sizes = {0: 4, 1: 8}
-    assert group_of(Unit("lorsa", 1, 17), sizes) == Unit("head", 1, 2)
-    assert group_of(Unit("lorsa", 0, 17), sizes) == Unit("head", 0, 4)
-    assert group_of(Unit("feature", 1, 17), sizes) == Unit("mlp", 1)
-    assert group_of(Unit("embedding", index=3), sizes) == Unit("input")
-    assert group_of(Unit("logit", index=3), sizes) == NEXT
-    assert group_of(Unit("head_k", 1, 2), sizes) == Unit("head_k", 1, 2)
+def transcoder(model, layer):
+    """One whose features read and write at random."""
+    place = {"model": model.name, "layer": layer, "input_site": f"mlp_in.{layer}", "output_site": f"mlp_out.{layer}"}
+    one = Transcoder(TranscoderConfig(d_in=model.d_model, d_out=model.d_model, n_features=12, k=4), place).double()
+    generator = torch.Generator().manual_seed(layer)
+    with torch.no_grad():
+        for parameter in (one.W_enc, one.W_dec):
+            parameter.copy_(torch.randn(parameter.shape, generator=generator, dtype=torch.float64) / 10)
+    return one
+
+
+def test_members_are_summed_and_features_go_with_what_feeds_them():
     model = induction_model()
-    activity = CoActivity(model, Dictionaries(model, copies(model, k=9)))
+    placed = [*copies(model, k=9), *(transcoder(model, layer) for layer in range(2))]
+    activity = CoActivity(model, Dictionaries(model, placed))
     for block in prompts()[:3]:
         activity.add(block)
+    grouping = Grouping(activity)
+    assert grouping(Unit("lorsa", 1, WIDTH + 1)) == Unit("head", 1, 1)
+    assert grouping(Unit("embedding", index=3)) == Unit("input") and grouping(Unit("logit", index=3)) == NEXT
+    assert grouping(Unit("head_k", 1, 2)) == Unit("head_k", 1, 2)
     graph = trace_global(model, activity.dictionaries, prompts()[:3], edges=10**6).patterns
     for block in activity.incoming():
         expected = {}
         for row, source in enumerate(block.sources):
             for column in block.weight[row].nonzero().flatten().tolist():
-                ends = (group_of(source, {0: WIDTH, 1: WIDTH}), group_of(block.targets[column], {0: WIDTH, 1: WIDTH}))
+                ends = grouping(source), grouping(block.targets[column])
                 expected[ends] = expected.get(ends, 0.0) + float(block.weight[row, column])
         found = {ends: graph.weights_between(ends[0].id, ends[1].id) for ends in expected}
         assert found == pytest.approx(expected, rel=1e-9, abs=1e-12)
+    sources = [unit for unit in grouping.words if unit.kind in ("input", "positions", "head", "features")]
+    block = activity.into_features(1)
+    for feature, column in zip(block.targets, block.weight.unbind(1), strict=True):
+        fed = {}
+        for source, weight in zip(block.sources, column.tolist(), strict=True):
+            fed[grouping(source)] = fed.get(grouping(source), 0.0) + weight
+        assert sources.index(max(fed, key=fed.get)) == grouping(feature).index
+    words = {grouping.words[grouping(Unit("feature", layer, n))][:14] for layer in range(2) for n in range(12)}
+    assert words == {"MLP 0: fed by ", "MLP 1: fed by "}
 
 
 def test_the_planted_circuit_is_seen_at_a_glance():
@@ -52,7 +71,7 @@ def test_the_planted_circuit_is_seen_at_a_glance():
     needed = {"head.0.2", "head.1.1"}
     assert all((rise > 0.3) == (unit in needed) for unit, rise in without.items())
     place = graph.place(Unit("head", 0, 2))
-    assert graph.values["loss without it"][place] == pytest.approx(without["head.0.2"])
+    assert graph.values["rise of the loss without it"][place] == pytest.approx(without["head.0.2"])
     assert circuit.loss == pytest.approx(circuit.loss_replaced)
 
 

@@ -77,7 +77,7 @@ def test_the_previous_token_head_feeds_the_keys_of_the_induction_head():
     for source, target, weight in into(graph, "head_k", layer=0)[:1]:
         assert (source.id, target.id) == ("positions", "head_k.0.2") and weight > 0
     assert graph.weights_between("head_k.1.1", into(graph, "logit")[0][0]) > 0
-    assert len(graph) == EDGES and graph.labels["head_k.1.1"] == "keys of 1"
+    assert len(graph) == EDGES and graph.labels["head_k.1.1"] == "keys 1.1"
     assert graph.values["influence"].max() == pytest.approx(1)
 
 
@@ -90,7 +90,10 @@ def test_a_graph_on_disk_is_the_same(tmp_path):
 @pytest.mark.parametrize("name", ["gpt2", "llama", "gpt_neox"])
 @torch.no_grad()
 def test_edges_add_up_to_what_they_enter(name):
-    """Without biases, the edges into a head are its mean activation, those into a pattern its scores."""
+    """The edges into a head are how far its active pre-activation lies above its mean, those into a pattern its scores.
+
+    Biases cancel where means are subtracted; scores are compared without any.
+    """
     model = Model(build(name).double(), name=name, self_test=False)
     with torch.no_grad():
         for parameter_name, parameter in model.hf.named_parameters():
@@ -117,10 +120,17 @@ def test_edges_add_up_to_what_they_enter(name):
     active[0] = False
     # position 0 keeps the model's own output, which no unit writes: what it gives is the rest
     own = model_outputs_at_first(tracer, run, 2 * layer)
-    virtual = tracer._virtual("lorsa", layer, tracer._writes(2 * layer), tracer.met["lorsa", layer])
+    virtual = tracer._weights("lorsa", layer)
     pattern = lorsa.patterns(x)[0].repeat_interleave(lorsa.config.pattern_size, 0)
     pre = lorsa.pre_activations(x)[0] - pattern[:, :, 0].T * (own @ lorsa.W_V.T)
-    assert torch.allclose(virtual.sum(0), (pre * active).sum(0), atol=1e-5)
+    expected = ((pre - pre[1:].mean(0)) * active).sum(0) / 8
+    assert torch.allclose(virtual.sum(0), expected, atol=1e-6)
+    features = tracer.into_features(layer)
+    read = (run[f"mlp_in.{layer}"][0] @ held.mlp[layer].W_enc.T + 100)[1:]
+    on = torch.zeros(9, 12, dtype=torch.bool)
+    values, units = held.mlp[layer].encode(run[f"mlp_in.{layer}"][0])
+    on = on.scatter_(1, units, values != 0)[1:]
+    assert torch.allclose(features.weight.sum(0), ((read - read.mean(0)) * on).sum(0) / 8, atol=1e-6)
     q, k = lorsa.queries_keys(x)
     on = active.unflatten(1, (-1, lorsa.config.pattern_size)).any(-1)
     for p, scores in enumerate((q @ k.mT)[0] * lorsa.config.scale):

@@ -3,11 +3,11 @@
 With every attention layer replaced by a Lorsa (MLPs by transcoders), all that moves through the stream is a_u w_u:
 units u with activations and fixed write vectors. What u gives to what reads behind it is then a weight that knows no
 data, times how often and how strongly both act together. With s the scale of the norm that is read through, frozen at
-each token, and ⟨·⟩ the mean over tokens i:
+each token, ⟨·⟩ the mean over tokens i, and Δx_i = x_i − ⟨x⟩:
 
-    u → feature f     (w_u · w_enc[f])  ⟨ f active_i · s_i a_u,i ⟩
-    u → Lorsa head n  (w_u · w_v[n])    ⟨ n active_i · Σ_j A_ij s_j a_u,j ⟩    to its pre-activation, by its pattern
-    u → logit v       (w_u · (W_U[:, v] − mean))  ⟨ v is next_i · s_i a_u,i ⟩
+    u → feature f     (w_u · w_enc[f])  ⟨ f active_i · Δ s_i a_u,i ⟩
+    u → Lorsa head n  (w_u · w_v[n])    ⟨ n active_i · Δ Σ_j A_ij s_j a_u,j ⟩  to its pre-activation, by its pattern
+    u → logit v       (w_u · (W_U[:, v] − mean))  ⟨ v is next_i · Δ s_i a_u,i ⟩
     u → keys of p     ⟨ p active_i · Σ_j (A_ij − 1/visible_i) q_i · (W_K w_u s_j a_u,j) ⟩ scale     to the score at the
                       keys that pattern p looks at, less that at the keys it could look at; p is active where one of its
                       heads is
@@ -15,8 +15,9 @@ each token, and ⟨·⟩ the mean over tokens i:
     keys, queries of p → head n    ⟨ n active_i · Σ_j (A_ij − 1/visible_i) v_n,j ⟩        what looking there and not
                       everywhere moves; the same number from both, which need one another
 
-Activations, patterns and scales are those of the replaced model. Constants (biases) are no units, nor is what position
-0 writes, which keeps the model's own output; MLPs without a transcoder stay the model's own. Pattern p of layer L is
+All are contrasts: what a unit gives everywhere tells nothing apart, and neither do biases, which cancel. Activations,
+patterns and scales are those of the replaced model. What position 0 writes is no unit: it keeps the model's own output;
+MLPs without a transcoder stay the model's own. Pattern p of layer L is
 `head_k.L.p` and `head_q.L.p`; `positions` is all position embeddings together. Counted besides, by pattern and over the
 queries at which it is active: which share of its attention rests on which `KEYS`.
 
@@ -73,7 +74,7 @@ class CoActivity:
         self.model, self.dictionaries = model, dictionaries
         self.parts = Parts(model)
         self._check()
-        self.count = 0
+        self.count = self.predictions = 0
         self.writers: list[_Writers] = []
         self.met: dict[tuple[str, int], Tensor] = {}
 
@@ -99,6 +100,7 @@ class CoActivity:
         """One block."""
         run = self._run(tokens)
         self.count += len(tokens) - 1
+        self.predictions += len(tokens) - 2
         self._write(run, tokens)
         for layer in range(self.model.n_layers):
             self._into_lorsa(run, layer, tokens)
@@ -107,7 +109,7 @@ class CoActivity:
         _, scaled = self._reads(run, 2 * self.model.n_layers)
         following = F.one_hot(tokens[1:], self.model.d_vocab).to(scaled)
         following[0] = 0  # as everywhere, the prediction at position 0 is not counted
-        self._add("logit", self.model.n_layers, scaled[:-1].T @ following)
+        self._meet("logit", self.model.n_layers, scaled[:-1], following)
 
     def _run(self, tokens: Int[Tensor, " t"]) -> Run:
         """The replaced model's forward."""
@@ -191,7 +193,7 @@ class CoActivity:
     def _into_features(self, run: Run, layer: int) -> None:
         _, scaled = self._reads(run, 2 * layer + 1)
         active = self._of("feature", layer).activity != 0
-        self._add("feature", layer, scaled.T @ active.to(scaled))
+        self._meet("feature", layer, scaled, active.to(scaled))
 
     def _into_lorsa(self, run: Run, layer: int, tokens: Tensor) -> None:
         lorsa, x = self.dictionaries.attention[layer], run[f"attn_in.{layer}"]
@@ -205,8 +207,8 @@ class CoActivity:
         spread = pattern - visible.to(pattern) / visible.sum(1, keepdim=True)
         values = lorsa.values(x)[0].to(scaled)
         by_pattern = active.unflatten(1, (-1, size)).unbind(1)
-        met = [(pattern[p] @ scaled).T @ on for p, on in enumerate(by_pattern)]
-        self._add("lorsa", layer, torch.cat(met, 1))
+        for p, on in enumerate(by_pattern):
+            self._meet(f"lorsa {p}", layer, pattern[p] @ scaled, on)
         looking = [(on * (spread[p] @ values[:, p * size : (p + 1) * size])).sum(0) for p, on in enumerate(by_pattern)]
         self._add("looking", layer, torch.cat(looking))
         active_at = torch.stack([on.any(1) for on in by_pattern])[..., None].to(spread)
@@ -218,6 +220,11 @@ class CoActivity:
         self._add("head_k", layer, scaled.T @ keys)
         self._add("head_q", layer, scaled.T @ queries)
 
+    def _meet(self, kind: str, layer: int, given: Float[Tensor, "t u"], on: Float[Tensor, "t m"]) -> None:
+        """What is given where something is active, and the means of both, position 0 left out."""
+        for name, value in (("", given.T @ on), ("given ", given[1:].sum(0)), ("on ", on.sum(0))):
+            self._add(name + kind, layer, value)
+
     def _add(self, kind: str, layer: int, met: Tensor) -> None:
         self.met[kind, layer] = self.met.get((kind, layer), 0) + met
 
@@ -228,8 +235,7 @@ class CoActivity:
         yield Incoming(self._units(2 * last), logits, self._weights("logit", last))
         for layer in reversed(range(last)):
             if layer in self.dictionaries.mlp:
-                features = self._of("feature", layer).units
-                yield Incoming(self._units(2 * layer + 1), features, self._weights("feature", layer))
+                yield self.into_features(layer)
             heads, config = self._of("lorsa", layer).units, self.dictionaries.attention[layer].config
             sides = [[Unit(side, layer, p) for p in range(config.n_patterns)] for side in ("head_k", "head_q")]
             below, values = self._units(2 * layer), self._weights("lorsa", layer)
@@ -238,6 +244,10 @@ class CoActivity:
             yield Incoming([*below, *sides[0], *sides[1]], heads, torch.cat([values, looking, looking]))
             for side in sides:
                 yield Incoming(below, side, self._weights(side[0].kind, layer))
+
+    def into_features(self, layer: int) -> Incoming:
+        """All edges into the features of one layer."""
+        return Incoming(self._units(2 * layer + 1), self._of("feature", layer).units, self._weights("feature", layer))
 
     def rates(self) -> dict[Unit, float]:
         """The share of tokens at which a unit is active; of `positions` none."""
@@ -263,10 +273,21 @@ class CoActivity:
     def _weights(self, kind: str, layer: int) -> Float[Tensor, "u m"]:
         """All edges of one kind into one layer, from what writes below; position embeddings are one row."""
         depth = 2 * layer + (kind == "feature")
-        weight = self._virtual(kind, layer, self._writes(depth), self.met[kind, layer] / self.count)
+        weight = self._virtual(kind, layer, self._writes(depth), self._mean_met(kind, layer))
         embeddings, positions = (len(one.units) for one in self.writers[:2])
         parts = weight.split([embeddings, positions, len(weight) - embeddings - positions])
         return torch.cat([parts[0], parts[1].sum(0, keepdim=True), parts[2]])
+
+    def _mean_met(self, kind: str, layer: int) -> Tensor:
+        """The means over tokens that weights are multiplied by, as contrasts."""
+        if kind in ("head_k", "head_q"):
+            return self.met[kind, layer] / self.count
+        if kind == "lorsa":
+            patterns = range(self.dictionaries.attention[layer].config.n_patterns)
+            return torch.cat([self._mean_met(f"lorsa {p}", layer) for p in patterns], 1)
+        n = self.predictions if kind == "logit" else self.count
+        met, given, on = (self.met[name + kind, layer] for name in ("", "given ", "on "))
+        return (met - torch.outer(given, on) / n) / n
 
     def _virtual(self, kind: str, layer: int, write: Float[Tensor, "u d"], met: Tensor) -> Float[Tensor, "u m"]:
         """Virtual weights times co-activity."""

@@ -5,7 +5,7 @@ Edges are those of coactivity.py; the strongest for the logits are kept (stronge
     patterns  all heads of one attention pattern as one unit, whose edges are the sums (by_pattern.py)
     heads     single Lorsa heads, features, tokens and logits
 
-The edges are what the weights say. What the replaced model does without a pattern's heads, or an MLP's features, is
+The edges are what the weights say. What the replaced model does without a pattern's heads, or a group of features, is
 measured beside them (edits.py): how many nats its loss rises by when they are silent.
 """
 
@@ -16,7 +16,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from clearhead.circuits.replacement.by_pattern import group_of, label_patterns
+from clearhead.circuits.replacement.by_pattern import Grouping
 from clearhead.circuits.replacement.coactivity import CoActivity
 from clearhead.circuits.replacement.dictionaries_in_place import Dictionaries
 from clearhead.circuits.replacement.edits import in_place, losses
@@ -44,7 +44,7 @@ class GlobalCircuit(NamedTuple):
     """Of the model."""
     loss_replaced: float
     loss_without: dict[Unit, float]
-    """Of the replaced model with the heads of a pattern (`head.L.p`) or the features of an MLP (`mlp.L`) silent."""
+    """Of the replaced model with the heads of a pattern (`head.L.p`) or a group of features silent."""
 
 
 def trace_global(
@@ -68,11 +68,11 @@ def trace_global(
         for block in tokens:
             activity.add(block.to(model.device))
             advance(block.numel())
-    sizes = {layer: one.config.pattern_size for layer, one in dictionaries.attention.items()}
+    grouping = Grouping(activity)
     few, members = tokens[:SILENCED_BLOCKS], {}
     for unit in activity.rates():
         if unit.layer is not None:
-            members.setdefault(group_of(unit, sizes), []).append(unit)
+            members.setdefault(grouping(unit), []).append(unit)
     with progress("silence", len(members), "units") as advance:
         without = {}
         for group, units in members.items():
@@ -81,7 +81,7 @@ def trace_global(
     found = [_loss(model, few, edit, counted_from) for edit in ({}, in_place(dictionaries))]
     rise = {group: value - found[1] for group, value in without.items()}
     scores = dict(zip(("loss", "loss_replaced"), found, strict=True))
-    return GlobalCircuit(*draw(activity, sizes, edges, text, rise, scores), *found, without)
+    return GlobalCircuit(*draw(activity, grouping, edges, text, rise, scores), *found, without)
 
 
 def _loss(model: Model, tokens: Int[Tensor, "b t"], edit: dict, counted_from: int) -> float:
@@ -91,29 +91,33 @@ def _loss(model: Model, tokens: Int[Tensor, "b t"], edit: dict, counted_from: in
 @torch.no_grad()
 def draw(
     activity: CoActivity,
-    sizes: dict[int, int],
+    grouping: Grouping,
     edges: int,
     text: str,
     rise: dict[Unit, float],
     scores: dict[str, float],
 ) -> tuple[Graph, Graph]:
-    """Both graphs of what was accumulated; `sizes` are heads per pattern by layer, `rise` is of the loss by unit."""
+    """Both graphs of what was accumulated; `rise` is of the loss by unit."""
     values = {}
     for unit, shares in activity.attention().items():
         for kind, share in shares.items():
             same = {Unit(side, unit.layer, unit.index): share for side in SIDES}
             values.setdefault(f"attention to {kind}", {}).update(same)
-    words = label_patterns(activity)
     name, versions = activity.model.name, environment()["versions"]
-    summed = (block.summed(lambda unit: group_of(unit, sizes)) for block in activity.incoming())
+    summed = (block.summed(grouping) for block in activity.incoming())
     kept, influence = strongest(summed, edges)
     provenance = Provenance(name, PROTOCOL + SUMMED, prompt=text, versions=versions)
     patterns = graph_of(
-        kept, influence, provenance, labels=words, values={"loss without it": rise, **values}, scores=scores
+        kept,
+        influence,
+        provenance,
+        labels=grouping.words,
+        values={"rise of the loss without it": rise, **values},
+        scores=scores,
     )
     kept, influence = strongest(activity.incoming(), edges)
     provenance = Provenance(name, PROTOCOL, prompt=text, versions=versions)
-    words |= _token_strings(activity.model, influence)
+    words = grouping.words | _token_strings(activity.model, influence)
     values = {"rate": activity.rates(), **values}
     return patterns, graph_of(kept, influence, provenance, labels=words, values=values, scores=scores)
 

@@ -87,4 +87,4 @@ def _height(unit: Unit) -> int:
     """From bottom to top; queries and keys stand below the heads that they serve."""
     if unit.layer is None:
         return 10**9 if unit.kind in ("logit", "target") else -1
-    return 3 * unit.layer + {"head_k": 0, "head_q": 0, "lorsa": 1, "head": 1, "feature": 2, "mlp": 2}[unit.kind]
+    return 3 * unit.layer + {"head_k": 0, "head_q": 0, "lorsa": 1, "head": 1, "feature": 2, "features": 2}[unit.kind]

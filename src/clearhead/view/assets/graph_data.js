@@ -3,7 +3,7 @@
 const { units } = index;
 const placeOf = new Map(units.id.map((id, place) => [id, place]));
 const KINDS = {
-  feature: "feature", lorsa: "Lorsa head", head: "head", kvhead: "key-value head", head_q: "queries of a head", head_k: "keys of a head",
+  feature: "feature", features: "group of features", lorsa: "Lorsa head", head: "head", kvhead: "key-value head", head_q: "queries of a head", head_k: "keys of a head",
   head_v: "values of a head", mode: "mode", edge: "attention edge", attn: "attention", mlp: "MLP", attn_error: "attention error", error: "error",
   bias: "bias", embedding: "embedding", input: "input", positions: "positions", logit: "logit", target: "target",
 };
@@ -11,7 +11,8 @@ const KIND_ORDER = Object.keys(KINDS).filter((kind) => units.kind.includes(kind)
 const isTarget = (place) => units.row[place] === "target";
 const isError = (place) => units.kind[place] === "error" || units.kind[place] === "attn_error";
 const USUAL_UNITS = 140;
-const USUAL_SHARE = 0.95;
+/** Of influence, in graphs of no prompt. */
+const USUAL_SHARE = 0.9;
 const USUAL_EDGES = 300;
 /** Graphs of no prompt join units of different scales, which only their influence compares. */
 const OF_NO_PROMPT = !index.tokens.length && index.ranked === "influence";
@@ -63,7 +64,7 @@ let chosenEdge = null;
 function chooseSight() {
   const ranks = units.rank.filter((_, place) => !isTarget(place)).sort((a, b) => a - b);
   const crowded = ranks.length > USUAL_UNITS;
-  sight.rank = crowded ? Math.max(0.01, Math.floor(100 * ranks[USUAL_UNITS]) / 100) : 1;
+  sight.rank = crowded ? Math.max(0.01, Math.floor(100 * ranks[USUAL_UNITS]) / 100) : OF_NO_PROMPT ? USUAL_SHARE : 1;
   sight.weight = OF_NO_PROMPT ? USUAL_SHARE : 1;
   const { shownEdges } = look();
   if (shownEdges.length > USUAL_EDGES) sight.weight = Math.max(0.01, Math.floor(100 * measures[sight.by].before[shownEdges[USUAL_EDGES]]) / 100);

@@ -5,7 +5,7 @@ const SHAPES = {
   cross: "M-4.6-2.6L-2.6-4.6L0-2L2.6-4.6L4.6-2.6L2 0L4.6 2.6L2.6 4.6L0 2L-2.6 4.6L-4.6 2.6L-2 0z", plus: "M-1.5-4.8h3v3.3h3.3v3h-3.3v3.3h-3v-3.3h-3.3v-3h3.3z",
   up: "M0-5.2L5.2 4.2L-5.2 4.2z", bar: "M-5.4-3.2h10.8v6.4h-10.8z",
 };
-const SHAPE_OF = { feature: "circle", mlp: "square", error: "cross", attn_error: "cross", bias: "plus", embedding: "bar", input: "bar", positions: "bar", logit: "up", target: "up" };
+const SHAPE_OF = { feature: "circle", mlp: "square", features: "square", error: "cross", attn_error: "cross", bias: "plus", embedding: "bar", input: "bar", positions: "bar", logit: "up", target: "up" };
 const WIDTHS = [0.7, 1.2, 1.9, 2.8, 4];
 const NEAR = 6;
 const IN_ONE_PATH = 10;

@@ -68,7 +68,8 @@ function arrange(shown, available) {
     for (const [row, places] of cells.get(column.position) ?? []) {
       const between = Math.min(Math.max(step(row), (column.width - margin(row)) / places.length), row === "target" ? step(row) * 1.6 : named ? Infinity : index.tokens.length ? 22 : 44);
       places.forEach((place, at) => {
-        x[place] = left + column.width / 2 + (at - (places.length - 1) / 2) * between;
+        // names stand to the right of their marks
+        x[place] = left + column.width / 2 - (named ? NAME_WIDTH / 3 : 0) + (at - (places.length - 1) / 2) * between;
         y[place] = rowAt.get(row);
         if (staggered && at % 2 && row === "target") raised.add(place);
       });
