@@ -26,8 +26,8 @@ from clearhead.analysis.behaviours.reading import Reading
 from clearhead.analysis.behaviours.shown import ShownActivity, main_source, rows_at, stands_out
 from clearhead.model.access import Model
 
-CASES, THRESHOLD = 10, 0.4
-"""Least cases, and the score fixed on 19 planted units: precision 1, recall 1, none found on shuffled text."""
+CASES, THRESHOLD = 10, 0.35
+"""Least cases, and the score fixed on 100 planted units of four seeds among 948 others: precision 1, recall 0.9."""
 EXPECTED_IN = (0, NATURAL)
 """Batches of the text whose logits are computed: one of natural text, one of text said again."""
 LIKELIEST = 10
