@@ -78,10 +78,10 @@ def trace_global(
         for group, units in members.items():
             without[group] = _loss(model, few, in_place(dictionaries, units), counted_from)
             advance(1)
-    found = [_loss(model, few, edit, counted_from) for edit in ({}, in_place(dictionaries))]
-    rise = {group: value - found[1] for group, value in without.items()}
-    scores = dict(zip(("loss", "loss_replaced"), found, strict=True))
-    return GlobalCircuit(*draw(activity, grouping, edges, text, rise, scores), *found, without)
+    loss, replaced = (_loss(model, few, edit, counted_from) for edit in ({}, in_place(dictionaries)))
+    rise = {group: value - replaced for group, value in without.items()}
+    patterns, heads = draw(activity, grouping, edges, text, rise, {"loss": loss, "loss_replaced": replaced})
+    return GlobalCircuit(patterns, heads, loss, replaced, without)
 
 
 def _loss(model: Model, tokens: Int[Tensor, "b t"], edit: dict, counted_from: int) -> float:
