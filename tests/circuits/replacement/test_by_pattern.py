@@ -50,7 +50,7 @@ def test_members_are_summed_and_features_go_with_what_feeds_them():
         fed = {}
         for source, weight in zip(block.sources, column.tolist(), strict=True):
             fed[grouping(source)] = fed.get(grouping(source), 0.0) + weight
-        assert sources.index(max(fed, key=fed.get)) == grouping(feature).index
+        assert sources.index(max(fed, key=fed.__getitem__)) == grouping(feature).index
     words = {grouping.words[grouping(Unit("feature", layer, n))][:14] for layer in range(2) for n in range(12)}
     assert words == {"MLP 0: fed by ", "MLP 1: fed by "}
 
@@ -78,7 +78,7 @@ def test_the_planted_circuit_is_seen_at_a_glance():
 def test_without_the_previous_token_head_the_path_is_gone():
     model = induction_model()
     with torch.no_grad():
-        model.hf.transformer.h[0].attn.c_proj.weight[2 * WIDTH : 3 * WIDTH] = 0
+        dict(model.hf.named_parameters())["transformer.h.0.attn.c_proj.weight"][2 * WIDTH : 3 * WIDTH] = 0
     circuit = trace_global(model, Dictionaries(model, copies(model)), prompts()[:8], edges=EDGES)
     assert Unit("head", 0, 2) not in circuit.patterns and Unit("head", 1, 1) in circuit.patterns
     assert circuit.loss > induction().loss + 0.3
