@@ -80,8 +80,9 @@ def operand_probe(model: Model, seed: int) -> Probe:
     keys[EQUALS_PLACE:, list(DIGITS.values())] = sums is not None
     if sums is None:
         sums = torch.zeros(SUMS, len(PLACES), dtype=torch.int64)
-    comma = lists is not None and model.token_strings(lists[0, PLUS_PLACE : PLUS_PLACE + 1]) == [","]
-    batches = (sums, lists) if comma else (sums,)
+    batches = (sums,)
+    if lists is not None and model.token_strings(lists[0, PLUS_PLACE : PLUS_PLACE + 1]) == [","]:
+        batches = (sums, lists)
     return Sums(
         name="sums",
         batches=batches,
