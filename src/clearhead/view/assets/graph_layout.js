@@ -66,7 +66,7 @@ function arrange(shown, available) {
     if (column.until === undefined) column.width += named ? spare : Math.min(spare, 90);
     column.left = left;
     for (const [row, places] of cells.get(column.position) ?? []) {
-      const between = Math.min(Math.max(step(row), (column.width - margin(row)) / places.length), row === "target" ? step(row) * 1.6 : named ? Infinity : index.tokens.length ? 22 : 44);
+      const between = Math.min(Math.max(step(row), (column.width - margin(row) - (named ? NAME_WIDTH : 0)) / places.length), row === "target" ? step(row) * 1.6 : named ? Infinity : index.tokens.length ? 22 : 44);
       places.forEach((place, at) => {
         // names stand to the right of their marks
         x[place] = left + column.width / 2 - (named ? NAME_WIDTH / 3 : 0) + (at - (places.length - 1) / 2) * between;
