@@ -61,7 +61,7 @@ class _Source:
     template: str
     corrupt: str | None
     endings: dict[str, list[str]] = field(default_factory=dict)
-    """Last word of a prompt -> what can end it (greater_than.py)."""
+    """Last word of a prompt -> what can end it (generators/greater_than.py)."""
 
 
 def read_task(path: Path, model: Model, corrupt: str | None = None) -> Imported:
@@ -251,7 +251,7 @@ def _answered(source: _Source, clean: str, corrupt: str, answer: str, wrong: str
 
 
 def _year(source: _Source, clean: str, corrupt: str, start: int, where: str) -> TaskItem:
-    """A span of years as in greater_than.py, from the year YY on."""
+    """A span of years as in generators/greater_than.py, from the year YY on."""
     if not 0 <= start <= 99:
         raise CorruptFileError(f"{where}: expected the last two digits of a year, 0 to 99, got {start}")
     word = clean.rpartition(" ")[2]

@@ -14,7 +14,7 @@ carries exactly 0 in both runs (closed gates) has effect 0 and costs nothing.
 Edges to the first token mostly hold attention that a head does not use (a sink); with `freeze_bos` they belong to every
 circuit and are no components. In any case `describe_edges` counts them apart.
 
-Not here: the forward with replaced edges (edge_patching.py), rankings and curves (curve.py).
+Not here: the forward with replaced edges (patching/edge_patching.py), rankings and curves (curve.py).
 """
 
 import dataclasses

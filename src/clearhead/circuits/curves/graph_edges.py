@@ -2,8 +2,8 @@
 
 An edge inside a circuit carries what its writer writes in this very run; one outside carries what the writer writes in
 the replacing run. Every reader has its own mixture, so a head may be in a circuit through its values and not through
-its keys. What writes and what reads is in graph_parts.py, the forward in graph_patching.py, scores in graph_scores.py,
-connected circuits and MIB's files in graph_circuits.py.
+its keys. What writes and what reads is in patching/graph_parts.py, the forward in patching/graph_patching.py, scores in
+graph_scores.py, connected circuits and MIB's files in formats/graph_circuits.py.
 
 Not here: rankings and curves (curve.py).
 """

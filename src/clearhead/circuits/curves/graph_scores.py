@@ -6,8 +6,8 @@ For the edge from writer u to reader r, with w_u and a_u what u writes in the cl
     eap-ig   Σ_t (w_u − a_u) · mean of g_r over runs whose embedding is mixed, (1 − s) clean + s replacing, at the S
              midpoints s (EAP-IG takes the grid s = 0, 1/S, ...; both converge to the same integral)
 
-eap is the gradient of the metric with respect to the edge's mask where all edges are kept (graph_patching.py). A
-positive score is that of an edge that helps; EAP-IG's own files have the effect of corrupting the edge instead. The
+eap is the gradient of the metric with respect to the edge's mask where all edges are kept (patching/graph_patching.py).
+A positive score is that of an edge that helps; EAP-IG's own files have the effect of corrupting the edge instead. The
 norm before the reader enters with its exact Jacobian, or with its scale held (`frozen_scale`).
 
 g_r is pulled back to the stream, for the readers of one place at a time, r · t · d numbers, and multiplied with what

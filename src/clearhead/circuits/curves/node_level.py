@@ -1,6 +1,6 @@
 """The levels `heads` and `heads+mlps`: components of one model under one ablation, for inclusion curves (level.py).
 
-Not here: the runs (nodes.py) and the scores (rank.py) that this puts together.
+Not here: the runs (patching/nodes.py) and the scores (rank.py) that this puts together.
 """
 
 from collections.abc import Sequence

@@ -8,7 +8,7 @@ mean ablation a component without inputs still writes something, and the circuit
 `rank_connected` orders edges so that every first part is connected to the logits: the best edge into the logits first,
 then always the best edge into anything that is already in the circuit.
 
-Not here: scores (graph_scores.py), measuring (graph_edges.py).
+Not here: scores (curves/graph_scores.py), measuring (curves/graph_edges.py).
 """
 
 import heapq

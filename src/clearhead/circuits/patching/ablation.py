@@ -5,7 +5,7 @@
     mean              mean over all prompts and positions of a reference
     positional_mean   mean over the reference's prompts of the same length, at each position
     resample          the corrupt prompt of another item of the reference that has the same length
-    optimal           a constant per component, learned to harm the model least (optimal.py)
+    optimal           a constant per component, learned to harm the model least (curves/optimal.py)
 
 The reference is the clean prompts of a task, stated in every protocol (`resample`: their corrupt prompts). A mean over
 positions puts activations where the model never has them and destroys more than `corrupt` does: numbers under different

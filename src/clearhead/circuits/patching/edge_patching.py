@@ -13,7 +13,7 @@ In a model with edge gates (model/gates.py) `pattern` is what multiplies the val
 Gates are recomputed in every run, or frozen: then every run, the replacing ones too, attends through the edges that the
 clean prompt opens, and an edge that is closed there has no effect at all.
 
-Not here: which edges matter (attention_edges.py).
+Not here: which edges matter (curves/attention_edges.py).
 """
 
 from collections.abc import Iterable, Iterator, Mapping

@@ -11,7 +11,7 @@ reader sees the replacing run. The masks differ by row, and may be fractions, th
 A place's readers are served through edits of q_pre, k_pre, v, mlp_in and the last resid_post; the model computes all
 else. Memory of a row: the writes of all writers once, u · t · d, and the readers of one layer, r · t · d.
 
-Not here: which edges matter (graph_scores.py), rows and metrics (graph_edges.py).
+Not here: which edges matter (curves/graph_scores.py), rows and metrics (curves/graph_edges.py).
 """
 
 from collections.abc import Mapping

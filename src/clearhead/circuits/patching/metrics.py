@@ -5,7 +5,7 @@
     kl                      −KL(whole model ‖ circuit): 0 for the whole model, negative for all others
     accuracy                1 where the best answer's logit exceeds every wrong answer's
 
-For all four larger is better, so that one formula of faithfulness serves them (statistics.py).
+For all four larger is better, so that one formula of faithfulness serves them (curves/statistics.py).
 
 Not here: what was kept and what was overwritten to get the logits (nodes.py, edge_patching.py, patch.py).
 """

@@ -8,9 +8,9 @@ where it keeps something the run without components, so each row begins at the l
 Logits are computed at the last token only.
 
 Masks may be fractions m, which mix m·z + (1 − m)·a and let gradients through: attribution patching, integrated
-gradients and learned masks (rank.py, masks.py) are operations on that one mask.
+gradients and learned masks (curves/rank.py, curves/masks.py) are operations on that one mask.
 
-Not here: the values of a (ablation.py), rankings and curves (rank.py, curve.py).
+Not here: the values of a (ablation.py), rankings and curves (curves/rank.py, curves/curve.py).
 """
 
 from collections.abc import Callable, Iterator, Sequence

@@ -9,7 +9,7 @@ Senders are heads and MLPs; receivers are `head_q.L.h`, `head_k.L.g`, `head_v.L.
 k and v of a group serve all of its queries) and `mlp.L`. Without receivers the effect is the direct one on the logits:
 step 1 run to the end. Norms are computed, not frozen, in both steps. All receivers are patched at once.
 
-Not here: edge patching of all edges of the graph (graph_edges.py).
+Not here: edge patching of all edges of the graph (curves/graph_edges.py).
 """
 
 from collections.abc import Sequence

@@ -19,7 +19,7 @@ is left out. Each case is one (token, change), measured at that token alone:
 
 Cases at different tokens share a row: at every later layer a query sees the unchanged keys and values of all other
 tokens, and its own changed ones, which is what it would see if its case were the only one. So a block of t tokens
-measures t cases at once, exactly; what a change does to later tokens is not measured here (patch.py, steer.py).
+measures t cases at once, exactly; what a change does to later tokens is not measured here (patch.py, tracing/steer.py).
 """
 
 from collections.abc import Callable, Iterator

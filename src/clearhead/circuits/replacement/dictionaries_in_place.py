@@ -8,7 +8,7 @@ A dictionary says in its provenance which model it was trained on, at which laye
 for sites that it cannot stand at, and two for one place are refused. Weights are copied to the model's device, in
 float32 at least, so that sums over thousands of units do not round.
 
-Not here: what the dictionaries say about a prompt (sources.py, readers.py).
+Not here: what the dictionaries say about a prompt (tracing/sources.py, tracing/readers.py).
 """
 
 import copy

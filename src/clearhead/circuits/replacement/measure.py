@@ -12,7 +12,7 @@ place, with all replaced,
     fvu_in_place  the same for ŷ(x̂), x̂ the inputs of the replaced model
 
 As everywhere, position 0 of a block stays the model's own and is not counted, and losses begin with the prediction of
-position 2. The graph's replacement score, which keeps errors as sources, is in influence.py.
+position 2. The graph's replacement score, which keeps errors as sources, is in tracing/influence.py.
 """
 
 import math

@@ -10,7 +10,7 @@ What is asked for depends on how the tokenizer cuts numbers, nothing else differ
 
 The corrupt prompt has another second summand whose sum has another answer (corruption "summand"), which is the wrong
 answer. Summands are 10 to 99. Labels: a, b (the last token of each), end. Not here: sums digit by digit without a
-tokenizer, for a model of their own (addition.py).
+tokenizer, for a model of their own (data/addition.py).
 """
 
 from clearhead.data import templates

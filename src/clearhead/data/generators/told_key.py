@@ -6,7 +6,7 @@ One to four sentences of filler stand before the key and as many or fewer behind
 no head finds it at a fixed distance. The corrupt prompt tells another key (corruption "key"), which is the wrong
 answer. The key is a word that is one token behind a space. Labels: key, end.
 
-This is the short, single-token form of passkey.py, for patching; that module measures long contexts.
+This is the short, single-token form of data/passkey.py, for patching; that module measures long contexts.
 """
 
 from clearhead.data import templates
