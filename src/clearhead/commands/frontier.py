@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from clearhead.commands.printing.sparse_report import evaluation_of, is_sparse_run
-from clearhead.commands.printing.table import say
+from clearhead.commands.printing.table import say, show_columns
 from clearhead.config import Frontier
 from clearhead.errors import ClearheadError
 from clearhead.runs import environment, read_json, write_json
@@ -119,10 +119,4 @@ def print_table(points: Sequence[Point]) -> None:
         seed = "–" if point.seed is None else str(point.seed)
         rises = ["–" if value is None else f"{value:+.4f}" for value in (point.rise, *oracles)]
         lines.append((point.run, kind, tolerance, seed, f"{point.per_query:.2f}", f"{100 * point.share:.2f} %", *rises))
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    for line in lines:
-        name, *cells = (
-            cell.ljust(width) if place == 0 else cell.rjust(width)
-            for place, (cell, width) in enumerate(zip(line, widths, strict=True))
-        )
-        say("  " + "  ".join((name, *cells)))
+    show_columns(lines)

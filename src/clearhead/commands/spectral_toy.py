@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from clearhead.commands.printing.table import say, show
+from clearhead.commands.printing.table import say, show, show_columns
 from clearhead.config import SpectralToy
 from clearhead.configfile import refuse_other_run
 from clearhead.runs import RunDirectory
@@ -151,7 +151,7 @@ def _print(toy: Watched) -> None:
         for pair, mode in enumerate(m.mode.tolist())
     ]
     say(f"seed {toy.seed}: {outcome(toy.setting, m)}")
-    _print_columns([head, *lines])
+    show_columns([head, *lines])
     for sentence in verdict(toy.setting, m):
         say(f"  {sentence}")
 
@@ -172,10 +172,4 @@ def _print_sweep(name: str, points: Sequence[SweepPoint]) -> None:
         )
         for p in points
     ]
-    _print_columns([head, *lines])
-
-
-def _print_columns(lines: Sequence[Sequence[str]]) -> None:
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    for line in lines:
-        say("  " + "  ".join(cell.rjust(width) for cell, width in zip(line, widths, strict=True)))
+    show_columns([head, *lines])

@@ -15,7 +15,7 @@ from clearhead.analysis.fidelity.errors import measure_errors
 from clearhead.commands.opening.attention_runs import TrainedRun, load_candidate
 from clearhead.commands.opening.structure import without_weights
 from clearhead.commands.opening.training_time import MEASURED_STEPS
-from clearhead.commands.printing.table import duration, say
+from clearhead.commands.printing.table import duration, say, show_columns
 from clearhead.config import TrainSweep
 from clearhead.configfile import refuse_other_verb
 from clearhead.data.text import token_blocks
@@ -125,15 +125,4 @@ def print_table(rows: Sequence[dict[str, Any]]) -> None:
         fvu, l0, dead = (row[name] for name in SHOWN)
         numbers = (f"{row['parameters']:,}", f"{fvu:.4f}", f"{l0:.1f}", f"{100 * dead:.1f} %")
         lines.append((row["run"], *numbers, duration(row["train_seconds"])))
-    print_lines(lines)
-
-
-def print_lines(lines: Sequence[tuple[str, ...]]) -> None:
-    """Rows in columns, the first of them at the left."""
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    for line in lines:
-        name, *cells = (
-            cell.ljust(width) if place == 0 else cell.rjust(width)
-            for place, (cell, width) in enumerate(zip(line, widths, strict=True))
-        )
-        say("  " + "  ".join((name, *cells)))
+    show_columns(lines)

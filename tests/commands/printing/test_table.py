@@ -1,6 +1,6 @@
 import pytest
 
-from clearhead.commands.printing.table import duration, show, size, spelled
+from clearhead.commands.printing.table import duration, show, show_columns, show_layers, size, spelled
 
 
 @pytest.mark.parametrize(
@@ -40,3 +40,14 @@ def test_size(n, shown):
 def test_rows_are_aligned(capsys):
     show({"a": 1, "long name": "x"}, "title")
     assert capsys.readouterr().out == "title\n  a          1\n  long name  x\n"
+
+
+def test_columns_are_as_wide_as_their_widest_cell(capsys):
+    show_columns([("unit", "KL"), ("lorsa.5.7", "0.100"), ("family", "12")])
+    assert capsys.readouterr().out == "  unit          KL\n  lorsa.5.7  0.100\n  family        12\n"
+
+
+def test_layers_have_their_mean_and_what_is_missing_is_no_zero(capsys):
+    show_layers({3: {"fvu": 0.5}, 4: {"fvu": None}, 5: {"fvu": 0.25}}, {"fvu": "FVU"}, {6: "no attention"}, "trained")
+    lines = ["trained", "  layer    FVU", "      3  0.500", "      4      –", "      5  0.250", "   mean  0.375"]
+    assert capsys.readouterr().out.splitlines() == [*lines, "layer 6 left out: no attention"]

@@ -7,8 +7,7 @@ from typing import Any
 
 from clearhead.analysis.fidelity.across import compare_layers
 from clearhead.analysis.fidelity.scaling import SIZES, fit_power
-from clearhead.commands.printing.table import say
-from clearhead.commands.train_sweep import print_lines
+from clearhead.commands.printing.table import say, show_columns
 from clearhead.config import Fidelity
 from clearhead.errors import ClearheadError, CorruptFileError
 from clearhead.runs import read_json
@@ -95,7 +94,7 @@ def _print_runs(runs: Sequence[Numbers]) -> None:
                 f"{100 * row['dead_share']:.1f} %",
             )
         )
-    print_lines(lines)
+    show_columns(lines)
 
 
 def _print_layers(layers: Sequence[Numbers], rows: dict[str, Numbers]) -> None:
@@ -107,7 +106,7 @@ def _print_layers(layers: Sequence[Numbers], rows: dict[str, Numbers]) -> None:
             partner = layer["compared"][name]
             cells.append("–" if partner is None else _starred(fvu_of(rows[partner["run"]]), partner["equal"]))
         lines.append((str(layer["layer"]), f"{fvu_of(rows[layer['main']]):.4f}", *cells))
-    print_lines(lines)
+    show_columns(lines)
 
 
 def _print_errors(layers: Sequence[Numbers]) -> None:
@@ -125,7 +124,7 @@ def _print_errors(layers: Sequence[Numbers]) -> None:
     lines = [("layer", *(label for label, _ in columns))]
     for layer in layers:
         lines.append((str(layer["layer"]), *(_fixed(read(layer), 3) for _, read in columns)))
-    print_lines(lines)
+    show_columns(lines)
     for layer in layers if len(layers) <= 3 else ():
         others = {entry["run"]: entry for entry in layer["overlap"]}
         for name, partner in layer["compared"].items():

@@ -1,7 +1,7 @@
 """What a verb prints: lines and tables on stdout, numbers with the digits they deserve."""
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 
@@ -30,14 +30,20 @@ def show_layers(
     say(title)
     lines = [["layer", *columns.values()]]
     for layer, row in rows.items():
-        lines.append([str(layer), *(spelled(row.get(key)) for key in columns)])
+        lines.append([f"{layer:>5}", *(spelled(row.get(key)) for key in columns)])
     if len(rows) > 1:
-        lines.append(["mean", *(spelled(_mean([row.get(key) for row in rows.values()])) for key in columns)])
-    widths = [max(len(line[column]) for line in lines) for column in range(len(lines[0]))]
-    for line in lines:
-        say("  " + "  ".join(word.rjust(width) for word, width in zip(line, widths, strict=True)))
+        lines.append([" mean", *(spelled(_mean([row.get(key) for row in rows.values()])) for key in columns)])
+    show_columns(lines)
     for layer, reason in left_out.items():
         say(f"layer {layer} left out: {reason}")
+
+
+def show_columns(lines: Sequence[Sequence[str]]) -> None:
+    """Print rows of cells, the headings among them, in columns: the first at the left, numbers at the right."""
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    for name, *cells in lines:
+        numbers = (cell.rjust(width) for cell, width in zip(cells, widths[1:], strict=True))
+        say("  " + "  ".join((name.ljust(widths[0]), *numbers)))
 
 
 def spelled(value: object) -> str:

@@ -3,7 +3,7 @@
 from typing import Any
 
 from clearhead.analysis.interventions import linear_range
-from clearhead.commands.printing.table import say, spelled
+from clearhead.commands.printing.table import say, show_columns, spelled
 
 COLUMNS = (
     "unit",
@@ -37,10 +37,8 @@ def print_interventions(rows: dict[str, list[Any]]) -> None:
         interval = f"{spelled(own['low'])} to {spelled(own['high'])}"
         numbers = (own["gradient"], own["slope"], own["direct"], other, random, own["kl"], own["cases"])
         lines.append([unit, becomes, spelled(own["effect"]), interval, *map(spelled, numbers)])
-    widths = [max(len(line[column]) for line in lines) for column in range(len(COLUMNS))]
     say("change of the logits that a unit writes to when its activations are set, and predicted to first order:")
-    for line in lines:
-        say("  " + "  ".join(word.rjust(width) for word, width in zip(line, widths, strict=True)))
+    show_columns(lines)
     for unit in dict.fromkeys(rows["unit_id"]):
         ends = linear_range(rows, unit)
         if ends is not None:
