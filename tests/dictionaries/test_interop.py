@@ -83,6 +83,8 @@ def test_circuit_tracer_cross_layer_transcoders(tmp_path):
     assert type(clt) is Clt and clt.provenance["input_site"] == "resid_mid.*"
     with torch.no_grad():
         torch.testing.assert_close(clt(x).y, y, atol=2e-5, rtol=1e-5)
+    with pytest.raises(ClearheadError, match="of all layers; leave the layer out"):
+        load_foreign(tmp_path, model="m", layer=1)
     (tmp_path / "W_dec_1.safetensors").unlink()
     with pytest.raises(ClearheadError, match="there is no file"):
         load_foreign(tmp_path, model="m")
@@ -100,6 +102,10 @@ def test_what_circuit_tracer_would_read_comes_back_as_it_was(activation, tmp_pat
     assert again.provenance["input_site"] == "mlp_in.0"
     with pytest.raises(ClearheadError, match="one for every layer, in order from 0"):
         save_circuit_tracer([module, module], tmp_path / "two")
+    module.provenance |= {"input_site": "attn_in.0", "output_site": "attn_out.0"}
+    with pytest.raises(ClearheadError, match="goes from attn_in to attn_out; circuit-tracer takes those of MLPs"):
+        save_circuit_tracer([module], tmp_path / "two")
+    assert not (tmp_path / "two").exists()
 
 
 @pytest.mark.parametrize("transcode", [False, True])

@@ -13,9 +13,10 @@ from clearhead.commands.opening.structure import without_weights
 from clearhead.commands.printing.table import say, show
 from clearhead.config import Convert
 from clearhead.configfile import refuse_other_run
+from clearhead.dictionaries.clt import Clt
 from clearhead.dictionaries.interop import load_foreign, save_foreign
 from clearhead.dictionaries.interop_circuit_tracer import save_circuit_tracer
-from clearhead.dictionaries.load import Dictionary, load_dictionary_of
+from clearhead.dictionaries.load import KINDS, Dictionary, load_dictionary_of
 from clearhead.dictionaries.lorsa import Lorsa
 from clearhead.dictionaries.sae import Sae
 from clearhead.dictionaries.transcoder import Transcoder
@@ -26,6 +27,7 @@ from clearhead.runs import RunDirectory
 def plan(config: Convert) -> dict[str, Any]:
     """What will be written, and where; the files are read and checked."""
     if config.to != "clearhead":
+        _refuse_files(config.directory())
         return {"from": config.dictionary, "to": config.to, "directory": config.directory()}
     return _described(_read(config)) | {"model": config.model, "directory": config.directory()}
 
@@ -55,9 +57,19 @@ def _read(config: Convert) -> Dictionary:
             f"{config.dictionary} reads and writes {' and '.join(map(str, read))} dimensions, and {config.model} has "
             f"{model.d_model}; give the model it was trained on with --model"
         )
+    if isinstance(module, Clt) and module.config.n_layers != model.n_layers:
+        raise ClearheadError(
+            f"{config.dictionary} is of a model of {module.config.n_layers} layers, and {config.model} has "
+            f"{model.n_layers}; give the model it was trained on with --model"
+        )
     layer = module.provenance.get("layer")
     if layer is not None and layer >= model.n_layers:
         raise ClearheadError(f"{config.dictionary} is of layer {layer}, and {config.model} has {model.n_layers} layers")
+    if model.n_ctx is not None and config.context > model.n_ctx:
+        raise ClearheadError(
+            f"--context {config.context} is not possible: {config.model} reads {model.n_ctx} tokens at most; type "
+            f"--context {model.n_ctx}"
+        )
     return module
 
 
@@ -80,7 +92,11 @@ def _described(module: Dictionary) -> dict[str, Any]:
 
 
 def _write(config: Convert) -> Path:
+    _refuse_files(config.directory())
     runs = runs_in(config.dictionary)
+    for run in runs:
+        if (run / "env.json").exists() and not any((run / kind / "config.json").exists() for kind in KINDS):
+            raise ClearheadError(f"{run} holds no finished dictionary; end its training first, or give another run")
     modules = [load_dictionary_of(run) for run in runs]
     if config.to == "llamascopium":
         if len(modules) > 1:
@@ -93,3 +109,9 @@ def _write(config: Convert) -> Path:
     if len(transcoders) < len(modules):
         raise ClearheadError(f"{config.dictionary} holds other than transcoders; circuit-tracer takes these alone")
     return save_circuit_tracer(transcoders, config.directory())
+
+
+def _refuse_files(folder: Path) -> None:
+    """Raise `ClearheadError` where files of another run or layout would be replaced, or mixed with what is written."""
+    if folder.is_dir() and any(folder.iterdir()):
+        raise ClearheadError(f"{folder} holds files already; give another folder with --out, or empty it")

@@ -63,7 +63,13 @@ def load_foreign(folder: str | Path, *, model: str, layer: int | None = None) ->
     refuse_pickles(folder)
     library = _library(folder)
     load = importlib.import_module(f"clearhead.dictionaries.interop_{library}").load
-    module: Dictionary = load(folder, layer)
+    try:
+        module: Dictionary = load(folder, layer)
+    except (KeyError, TypeError, ValueError) as error:
+        raise CorruptFileError(
+            f"the files in {folder} are not what {library} writes ({type(error).__name__}: {error}); download "
+            f"them again"
+        ) from error
     module.provenance |= {"model": model, "library": library, "source": folder.name}
     return module.eval()
 
@@ -179,10 +185,21 @@ def build(
     return module
 
 
-def place(module: Placed, layer: int | None, reads: str, writes: str) -> Placed:
-    """Note layer and sites in the provenance; raises `ClearheadError` when the layer is not known."""
+def place(module: Placed, layer: int | None, told: tuple[int | None, ...], reads: str, writes: str) -> Placed:
+    """Note layer and sites in the provenance.
+
+    layer: as given; told: what the files say of it. Raises `ClearheadError` when neither is known, or they differ.
+    """
+    found = sorted({one for one in told if one is not None})
+    if len(found) > 1:
+        raise ClearheadError(f"this dictionary reads and writes the layers {found}; only those of one layer are read")
+    if found and layer not in (None, *found):
+        raise ClearheadError(f"its files say that it is of layer {found[0]}, not of {layer}; leave that out")
+    layer = found[0] if found else layer
     if layer is None:
-        raise ClearheadError("the files do not name the layer of this dictionary; give it: load_foreign(..., layer=N)")
+        raise ClearheadError(
+            "the files do not name the layer of this dictionary; give it: --layer N, or load_foreign(..., layer=N)"
+        )
     module.provenance = {"layer": layer, "input_site": f"{reads}.{layer}", "output_site": f"{writes}.{layer}"}
     return module
 

@@ -34,6 +34,8 @@ def load(folder: Path, layer: int | None) -> Transcoder | Clt:
     reads, _ = site_of(settings.get("feature_input_hook", "hook_resid_mid"))
     writes, _ = site_of(settings.get("feature_output_hook", "hook_mlp_out"))
     if list(folder.glob("W_enc_*.safetensors")):
+        if layer is not None:
+            raise ClearheadError(f"{folder} holds a cross-layer transcoder, of all layers; leave the layer out")
         return _load_clt(folder, reads, writes)
     return _load_layer(folder, layer, reads, writes, settings)
 
@@ -52,7 +54,7 @@ def _load_layer(folder: Path, layer: int | None, reads: str, writes: str, settin
     if layer is None and len(present) == 1:
         layer = present[0]
     if layer not in present:
-        raise ClearheadError(f"{folder} holds transcoders for the layers {present}; say which: layer=N")
+        raise ClearheadError(f"{folder} holds transcoders for the layers {present}; say which: --layer N, or layer=N")
     path = folder / f"layer_{layer}.safetensors"
     w = read_weights(path, ("W_enc", "b_enc", "W_dec", "b_dec"), (THRESHOLD, "k", "W_skip"))
     k = int(w["k"]) if "k" in w else int(settings.get("k", 0))
@@ -69,7 +71,7 @@ def _load_layer(folder: Path, layer: int | None, reads: str, writes: str, settin
         W_skip=w["W_skip"].T if "W_skip" in w else None,
         log_threshold=log_threshold_of(w[THRESHOLD].flatten(), path) if THRESHOLD in w else None,
     )
-    return place(module, layer, reads, writes)
+    return place(module, layer, (), reads, writes)
 
 
 def _load_clt(folder: Path, reads: str, writes: str) -> Clt:
@@ -111,33 +113,46 @@ def _load_clt(folder: Path, reads: str, writes: str) -> Clt:
 def save_circuit_tracer(modules: list[Transcoder], folder: str | Path) -> Path:
     """Write one transcoder per layer, in order from layer 0, as circuit-tracer reads them.
 
-    Raises `ClearheadError` for batchtopk, which circuit-tracer does not know, and for layers out of order.
+    Raises `ClearheadError` for batchtopk, which circuit-tracer does not know, for layers out of order, and for sites
+    other than the MLP's; nothing is written then.
     """
     folder = Path(folder)
-    folder.mkdir(parents=True, exist_ok=True)
+    hooks = {"mlp_in": "mlp.hook_in", "resid_mid": "hook_resid_mid"}
     for layer, module in enumerate(modules):
         if module.provenance.get("layer") != layer:
             raise ClearheadError(
                 f"transcoder {layer} is for layer {module.provenance.get('layer')}; circuit-tracer needs one for every "
                 f"layer, in order from 0"
             )
-        kind = module.config.activation
-        if kind == "batchtopk":
+        if module.config.activation == "batchtopk":
             raise ClearheadError("circuit-tracer has no batchtopk; train with --activation topk or jumprelu")
+        first, (reads, writes) = _sites(modules[0]), _sites(module)
+        if reads not in hooks or writes != "mlp_out" or (reads, writes) != first:
+            raise ClearheadError(
+                f"transcoder {layer} goes from {reads} to {writes}; circuit-tracer takes those of MLPs, from "
+                f"{' or '.join(hooks)} to mlp_out, of all layers alike"
+            )
+    folder.mkdir(parents=True, exist_ok=True)
+    for layer, module in enumerate(modules):
         tensors = {name: getattr(module, name) for name in ("W_enc", "b_enc", "W_dec", "b_dec")}
         if module.W_skip is not None:
             tensors["W_skip"] = module.W_skip.T
-        if kind == "jumprelu":
+        if module.config.activation == "jumprelu":
             tensors[THRESHOLD] = module.log_threshold.exp()
-        if kind == "topk":
+        if module.config.activation == "topk":
             tensors["k"] = torch.tensor(module.config.k)
         save_tensors(folder / f"layer_{layer}.safetensors", tensors)
-    reads = {"mlp_in": "mlp.hook_in", "resid_mid": "hook_resid_mid"}
-    site = str(modules[0].provenance["input_site"]).split(".")[0]
+    reads, _ = _sites(modules[0])
     with written_aside(folder / "config.yaml") as aside:
         aside.write_text(
-            f"model_kind: transcoder_set\nfeature_input_hook: {reads[site]}\nfeature_output_hook: hook_mlp_out\n"
+            f"model_kind: transcoder_set\nfeature_input_hook: {hooks[reads]}\nfeature_output_hook: hook_mlp_out\n"
             f"model_name: {modules[0].provenance['model']}\n",
             encoding="utf-8",
         )
     return folder
+
+
+def _sites(module: Transcoder) -> tuple[str, str]:
+    """What it reads and writes, without the layer."""
+    reads, writes = (str(module.provenance.get(f"{side}_site")).split(".")[0] for side in ("input", "output"))
+    return reads, writes

@@ -49,7 +49,7 @@ def load(folder: Path, layer: int | None) -> Transcoder | Lorsa:
     broken = [name for name, tensor in tensors.items() if not name.startswith(NORM) and not tensor.isfinite().all()]
     if broken:
         raise CorruptFileError(f"{broken[0]} in {path} holds NaN or infinity; download it again")
-    (reads, found), (writes, _) = site_of(settings["hook_point_in"]), site_of(settings["hook_point_out"])
+    (reads, found), (writes, other) = site_of(settings["hook_point_in"]), site_of(settings["hook_point_out"])
     if "b_D" not in tensors:
         tensors["b_D"] = torch.zeros(settings["d_model"])
     try:
@@ -58,7 +58,7 @@ def load(folder: Path, layer: int | None) -> Transcoder | Lorsa:
     except KeyError as missing:
         raise CorruptFileError(f"{folder} lacks {missing}; expected what llamascopium saves as a {kind}") from missing
     module.fold_scales(*scales)
-    return place(module, found if layer is None else layer, reads, writes)
+    return place(module, layer, (found, other), reads, writes)
 
 
 def _scales(settings: dict[str, Any], tensors: dict[str, Tensor], path: Path) -> tuple[float, float]:

@@ -42,7 +42,7 @@ def load(folder: Path, layer: int | None) -> Lorsa:
     try:
         lorsa = Lorsa(_config(settings, folder))
         norms = [float(settings["avg_norm"][side]) for side in ("in", "out")]
-        found = settings["layer"] if layer is None else layer
+        found = int(settings["layer"])
     except KeyError as missing:
         raise CorruptFileError(f"{folder} lacks {missing}; expected what OpenMOSS/Lorsa saves") from missing
     if not all(math.isfinite(norm) and norm > 0 for norm in norms):
@@ -59,7 +59,7 @@ def load(folder: Path, layer: int | None) -> Lorsa:
         own.data.copy_(tensor)
     root = math.sqrt(settings["d_model"])
     lorsa = lorsa.unit_normed().fold_scales(root / norms[0], root / norms[1])
-    return place(lorsa, found, "attn_in", "attn_out")
+    return place(lorsa, layer, (found,), "attn_in", "attn_out")
 
 
 def _config(settings: dict[str, Any], folder: Path) -> LorsaConfig:

@@ -54,7 +54,7 @@ def load(folder: Path, layer: int | None) -> Transcoder:
     is_transcoder = "transcoder" in architecture
     if is_transcoder and not hooks.get("hook_name_out"):
         raise ClearheadError(f"{folder / 'cfg.json'} does not name the transcoder's output; add hook_name_out to it")
-    writes = site_of(str(hooks["hook_name_out"]))[0] if is_transcoder else reads
+    writes, other = site_of(str(hooks["hook_name_out"])) if is_transcoder else (reads, found)
     if not is_transcoder and settings.get("apply_b_dec_to_input", True):
         bias = bias - encoder @ w["b_dec"]
     if settings.get("rescale_acts_by_decoder_norm", False):
@@ -72,7 +72,7 @@ def load(folder: Path, layer: int | None) -> Transcoder:
         W_skip=w["W_skip"].T if "W_skip" in w else None,
         log_threshold=log_threshold_of(w["threshold"], path) if "threshold" in w else None,
     )
-    return place(module, found if layer is None else layer, reads, writes)
+    return place(module, layer, (found, other), reads, writes)
 
 
 def _architecture(settings: dict[str, Any]) -> str:

@@ -42,7 +42,7 @@ def load(folder: Path, layer: int | None) -> Transcoder:
         k=int(settings["k"]),
         W_skip=w["W_skip"].T if "W_skip" in w else None,
     )
-    return place(module, found if layer is None else layer, reads, writes)
+    return place(module, layer, (found,), reads, writes)
 
 
 def _hookpoint(name: str) -> tuple[int, str]:
