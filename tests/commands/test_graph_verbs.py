@@ -105,6 +105,8 @@ def test_export_and_diff_of_circuits_of_heads_and_mlps(saved, capsys):
     shown = capsys.readouterr().out
     assert " ".join(shown.split()).count("edges 2 2 2 1.000") == 1
     assert "Their weights are not measured alike:\nA: p\nB: scores of c-mib.json" in shown
+    assert main(["view", str(saved / "c-mib.json")]) == 0
+    assert "head_q.1.3" in (saved / "c-mib.html").read_text()
     save_graph(Graph(units, [0, 2], [1, 3], [1.0, 2.0], Provenance("several models", "p")), saved / "c")
     assert main(["graph", "export", str(saved / "c"), "--format", "mib"]) == 2
     assert "cannot be opened" in capsys.readouterr().err

@@ -5,6 +5,7 @@ from typing import Any
 
 from clearhead.atlas.read import Atlas
 from clearhead.commands.opening.layers import refuse_several
+from clearhead.commands.opening.saved_graph import find_graph
 from clearhead.commands.printing import curve_report, fidelity_report, graph_report
 from clearhead.commands.printing.sparse_report import evaluation_of, is_sparse_run
 from clearhead.commands.printing.sparse_report import write_page as write_sparse_page
@@ -24,7 +25,7 @@ def plan(config: View) -> dict[str, Any]:
     if fidelity_report.is_report(config.run):
         held = len(fidelity_report.report_of(config.run)["runs"])
         return {"fidelity of": f"{held} runs", "page": page_of(config)}
-    if (graph := graph_report.graph_of(config.run)) is not None:
+    if (graph := find_graph(config.run)) is not None:
         return {"graph": graph, "against": config.against, "page": page_of(config)}
     path = atlas_of(config.run)
     atlas = Atlas(path)
@@ -43,7 +44,7 @@ def write(config: View) -> Path:
     runs = [config.run] if config.against is None else [config.run, config.against]
     if curve_report.is_curve_run(config.run):
         return curve_report.write_page(runs, page_of(config))
-    if graph_report.graph_of(config.run) is not None:
+    if find_graph(config.run) is not None:
         return graph_report.write_page(config.run, config.against, page_of(config))
     if config.against is not None:
         raise ClearheadError(
@@ -78,6 +79,6 @@ def page_of(config: View) -> Path:
     """The file of the page: as given, or page.html beside the atlas, the graph or the evaluation."""
     if any(is_kind(config.run) for is_kind in (is_sparse_run, curve_report.is_curve_run, fidelity_report.is_report)):
         return config.out or config.run / "page.html"
-    if graph_report.graph_of(config.run) is not None:
+    if find_graph(config.run) is not None:
         return config.out or graph_report.page_beside(config.run)
     return config.out or atlas_of(config.run).parent / "page.html"

@@ -3,11 +3,17 @@
 from pathlib import Path
 
 from clearhead.circuits.formats.component_graph import is_mib, read_mib
-from clearhead.commands.printing.graph_report import graph_of
 from clearhead.errors import ClearheadError
 from clearhead.runs import read_json
 from clearhead.units import Graph
-from clearhead.units.bundle import load_graph
+from clearhead.units.bundle import JSON, load_graph
+
+
+def find_graph(path: Path) -> Path | None:
+    """The folder or file of the graph of a run; None where there is none."""
+    if path.suffix == ".json" and path.is_file():
+        return path
+    return next((folder for folder in (path, path / "graph") if (folder / JSON).exists()), None)
 
 
 def open_graph(path: Path) -> Graph:
@@ -15,7 +21,7 @@ def open_graph(path: Path) -> Graph:
 
     Raises `ClearheadError` where there is none, `CorruptFileError` for a damaged one.
     """
-    found = graph_of(path)
+    found = find_graph(path)
     if found is None:
         raise ClearheadError(
             f"{path} holds no graph; give the directory that `clearhead trace` wrote, or its graph.json"

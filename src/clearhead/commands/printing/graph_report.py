@@ -2,17 +2,8 @@
 
 from pathlib import Path
 
-from clearhead.errors import ClearheadError
-from clearhead.units.bundle import JSON, load_graph
-from clearhead.units.graph import Graph
+from clearhead.commands.opening.saved_graph import open_graph
 from clearhead.view.graph_page import write_comparison_page, write_graph_page
-
-
-def graph_of(run: Path) -> Path | None:
-    """The folder or file of a run's graph; None where there is none."""
-    if run.suffix == ".json" and run.is_file():
-        return run
-    return next((folder for folder in (run, run / "graph") if (folder / JSON).exists()), None)
 
 
 def page_beside(run: Path) -> Path:
@@ -25,17 +16,10 @@ def write_page(run: Path, against: Path | None, page: Path) -> Path:
 
     Raises `ClearheadError` where a run has no graph, `CorruptFileError` for a damaged one.
     """
-    graph = _load(run)
+    graph = open_graph(run)
     if against is None:
         return write_graph_page(graph, page)
     names = (run.stem, against.stem)
     if names[0] == names[1]:
         names = (str(run), str(against))
-    return write_comparison_page(graph, _load(against), page, names)
-
-
-def _load(run: Path) -> Graph:
-    path = graph_of(run)
-    if path is None:
-        raise ClearheadError(f"{run} holds no graph; `clearhead trace` writes one")
-    return load_graph(path)
+    return write_comparison_page(graph, open_graph(against), page, names)
