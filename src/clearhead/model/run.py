@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Literal
 
+import torch
 from jaxtyping import Int
 from torch import Tensor, nn
 
@@ -62,6 +63,15 @@ class Run(Mapping[str, Tensor]):
     def logits(self) -> Tensor:
         """The logits [b, t, v]; read them with `read=["logits"]`."""
         return self["logits"]
+
+
+def keep_first(edit: Callable[[Tensor, Run], Tensor]) -> Edit:
+    """The edit, but for position 0 of every block, which stays as the model computed it; [b, t, ...]."""
+
+    def edited(value: Tensor, run: Run) -> Tensor:
+        return torch.cat([value[:, :1], edit(value, run)[:, 1:].to(value.dtype)], 1)
+
+    return edited
 
 
 class Finished(BaseException):

@@ -24,7 +24,8 @@ from torch import Tensor
 
 from clearhead.data.harvest import ATTENTION, LiveActivations
 from clearhead.data.text import TokenBlocks
-from clearhead.model.access import Model, Run
+from clearhead.model.access import Model
+from clearhead.model.run import Run, keep_first
 from clearhead.runs import progress
 from clearhead.training.dictionary_task import ordinary
 
@@ -163,7 +164,7 @@ def downstream_losses(
             sums["clean"] += _cross_entropy(clean, gold)
             advance(batch.numel())
             for name, edits in variants.items():
-                kept = {site: _keep_first(edit) for site, edit in edits.items()}
+                kept = {site: keep_first(edit) for site, edit in edits.items()}
                 run = model.run(batch, read=[*reads, "logits"], edit=kept)
                 changed = run["logits"][:, 1:-1]
                 sums[name] += _cross_entropy(changed, gold)
@@ -193,15 +194,6 @@ def _divergence(clean: Float[Tensor, "b t v"], changed: Float[Tensor, "b t v"]) 
         log_p, log_q = F.log_softmax(p.float(), -1), F.log_softmax(q.float(), -1)
         total += float(F.kl_div(log_q, log_p, reduction="sum", log_target=True))
     return total
-
-
-def _keep_first(edit: Any) -> Any:
-    """An edit that leaves position 0 as the model computed it."""
-
-    def edited(y: Tensor, run: Run) -> Tensor:
-        return torch.cat([y[:, :1], edit(y, run)[:, 1:]], 1)
-
-    return edited
 
 
 def _recovered(ablated: float, replaced: float, clean: float) -> float | None:

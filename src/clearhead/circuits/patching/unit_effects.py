@@ -33,7 +33,7 @@ from clearhead.dictionaries.lorsa import Lorsa
 from clearhead.errors import ClearheadError, NonFiniteError
 from clearhead.model.access import Model
 from clearhead.model.norms import Norm, logit_softcap
-from clearhead.model.run import Edit, Run
+from clearhead.model.run import Edit, Run, keep_first
 from clearhead.spectral.writes import Parts
 
 TOKENS_AT_ONCE = 2048
@@ -255,12 +255,7 @@ class EffectMeter:
 
     def _replaced(self, lorsa: Lorsa) -> Edit:
         """The Lorsa's output in place of the layer's, but for position 0."""
-
-        def write(y: Tensor, run: Run) -> Tensor:
-            predicted = lorsa(run[f"attn_in.{self.layer}"].to(lorsa.W_O.dtype)).y.to(y)
-            return torch.cat([y[:, :1], predicted[:, 1:]], 1)
-
-        return write
+        return keep_first(lambda _, run: lorsa(run[f"attn_in.{self.layer}"].to(lorsa.W_O.dtype)).y)
 
     def _own(self, run: Run, layer: int) -> Float[Tensor, "h t"]:
         parts = self.parts.layers[layer]

@@ -15,7 +15,7 @@ from clearhead.circuits.replacement.dictionaries_in_place import Dictionaries
 from clearhead.dictionaries.lorsa import Lorsa
 from clearhead.dictionaries.transcoder import Transcoder
 from clearhead.model.access import Model
-from clearhead.model.run import Edit, Run
+from clearhead.model.run import Edit, Run, keep_first
 from clearhead.units import Unit
 
 
@@ -47,13 +47,13 @@ def losses(
 def _instead(site: str, one: Lorsa | Transcoder, off: list[int]) -> Edit:
     """A module's output replaced by what a dictionary says, but for position 0."""
 
-    def write(y: Tensor, run: Run) -> Tensor:
+    def write(_: Tensor, run: Run) -> Tensor:
         x = run[site]
         said = one(x).y
         if off:
             values, units = one.encode(x)
             active = values.new_zeros(*x.shape[:-1], one.n_units).scatter_add_(-1, units, values)
             said = said - active[..., off] @ one.decoder_rows(torch.tensor(off, device=x.device))
-        return torch.cat([y[:, :1], said[:, 1:].to(y)], 1)
+        return said
 
-    return write
+    return keep_first(write)

@@ -27,8 +27,8 @@ from torch import Tensor
 
 from clearhead.circuits.replacement.dictionaries_in_place import Dictionaries
 from clearhead.errors import ClearheadError, NonFiniteError
-from clearhead.model.access import Model, Run
-from clearhead.model.run import Edit
+from clearhead.model.access import Model
+from clearhead.model.run import Edit, Run, keep_first
 from clearhead.runs import progress
 
 
@@ -179,7 +179,7 @@ class _Meter:
 
         def written_at(place: Place) -> Edit:
             mean = self.outputs[place].mean
-            return _after_first(lambda y, _: mean.to(y).expand_as(y))
+            return keep_first(lambda y, _: mean.to(y).expand_as(y))
 
         return {place.writes: written_at(place) for place in self.places}
 
@@ -188,11 +188,11 @@ class _Meter:
         predicted: dict[Place, Tensor] = {}
 
         def written_at(place: Place) -> Edit:
-            def write(y: Tensor, run: Run) -> Tensor:
+            def write(_: Tensor, run: Run) -> Tensor:
                 predicted[place] = _Predictor(self.dictionaries, run).predict(place)
-                return predicted[place].to(y.dtype)
+                return predicted[place]
 
-            return _after_first(write)
+            return keep_first(write)
 
         reads = [place.reads for place in places]
         return self._run(tokens, reads, {place.writes: written_at(place) for place in places}), predicted
@@ -271,15 +271,6 @@ class _Variance:
     def total(self) -> float:
         """Of everything added; the smallest number above 0 for constants."""
         return max(self.square - float(self.sum.square().sum()) / self.count, torch.finfo(torch.float64).tiny)
-
-
-def _after_first(edit: Any) -> Edit:
-    """An edit that leaves position 0 as the model computed it."""
-
-    def edited(y: Tensor, run: Run) -> Tensor:
-        return torch.cat([y[:, :1], edit(y, run)[:, 1:]], 1)
-
-    return edited
 
 
 def _log_probability(run: Run) -> Float[Tensor, "b t v"]:
