@@ -87,7 +87,7 @@ def test_patterns_of_their_own_against_brute_force(make_lorsa):
     lorsa.W_Q.mul_(4)
     lorsa.qk_gate[:3] = 1.0  # the first group's patterns are one and the same
     lorsa.qk_gate[3:].normal_(generator=GENERATOR)
-    found = own_share(lorsa, batches, threshold=0.8, tokens_per_head=1000)
+    found = own_share(lorsa, batches, tokens_per_head=1000)
     overlaps = [[[] for _ in range(6)] for _ in range(12)]
     for x in X.split(1):
         patterns, codes = lorsa.patterns(x)[0], lorsa.encode(x)

@@ -31,13 +31,13 @@ AT_ONCE = 16_384
 class Contexts:
     """Windows and z patterns of `chosen`, filled in batch by batch; each batch holds consecutive whole blocks."""
 
-    def __init__(self, chosen: Chosen, context: int, *, before: int = BEFORE, after: int = AFTER):
+    def __init__(self, chosen: Chosen, context: int):
         self.chosen, self.context = chosen, context
         self.block, self.position = np.divmod(chosen.token, context)
-        self.start = np.maximum(self.position - before, 0)
-        self.stop = np.minimum(self.position + after + 1, context)
+        self.start = np.maximum(self.position - BEFORE, 0)
+        self.stop = np.minimum(self.position + AFTER + 1, context)
         n = len(chosen.token)
-        self.activations = np.zeros((n, min(before + after + 1, context)), dtype=np.float32)
+        self.activations = np.zeros((n, min(BEFORE + AFTER + 1, context)), dtype=np.float32)
         self.total = np.zeros(n, dtype=np.float32)
         self.rest = np.zeros(n, dtype=np.float32)
         self._terms: list[tuple[NDArray[Any], ...]] = []

@@ -46,7 +46,7 @@ def intervention_rows(found: HeadEffects, names: Sequence[str], seed: int = 0) -
                     float(values["effect"].mean()),
                     float(low),
                     float(high),
-                    _slope(values["gradient"], values["effect"]),
+                    _known(fit_slope(values["gradient"], values["effect"])),
                     *(float(values[name].mean()) for name in NUMBERS),
                     len(at),
                 )
@@ -81,7 +81,11 @@ def linear_range(rows: dict[str, list[Any]], unit: str) -> tuple[float, float] |
     return ends[0], ends[1]
 
 
-def _slope(x: NDArray[np.float64], y: NDArray[np.float64]) -> float | None:
-    """Of y = slope · x; None where x is 0."""
-    square = float((x * x).sum())
-    return float((x * y).sum()) / square if square > 0 else None
+def fit_slope(x: NDArray[np.float64], y: NDArray[np.float64]) -> Any:
+    """Of y = slope · x, along the last axis; NaN where x is 0."""
+    square = (x * x).sum(-1)
+    return np.where(square > 0, (x * y).sum(-1) / np.where(square > 0, square, 1), np.nan)
+
+
+def _known(value: Any) -> float | None:
+    return float(value) if np.isfinite(value) else None

@@ -14,7 +14,7 @@ retrained under its gate could do with fewer.
 
 Own patterns. Of two patterns of one group, overlap_i = sum_j min(A_ij, A'_ij) at query i. A head's pattern is its own
 when the mean overlap with every other pattern of its group, over the tokens at which the head is active, stays below
-a threshold. With one pattern per group no head has its own.
+`OWN`. With one pattern per group no head has its own.
 """
 
 import copy
@@ -127,7 +127,6 @@ def own_share(
     lorsa: Lorsa,
     batches: Batches,
     *,
-    threshold: float = OWN,
     heads: Sequence[int] | None = None,
     tokens_per_head: int = 64,
     first: int = 1,
@@ -160,7 +159,7 @@ def own_share(
     others = (total / taken.clamp_min(1)[:, None]).scatter(1, own[:, None], -torch.inf)
     largest = torch.where(known, others.amax(1) if c.patterns_per_group > 1 else 1.0, torch.nan)
     m = int(known.sum())
-    share = float((largest[known] < threshold).double().mean())
+    share = float((largest[known] < OWN).double().mean())
     return OwnShare(share, *share_bounds(share, m), m, largest)
 
 

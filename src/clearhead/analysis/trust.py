@@ -33,7 +33,7 @@ from torch import Tensor
 
 from clearhead.analysis.entries import Entries, entries_of
 from clearhead.analysis.head_effects import Becomes, HeadEffects, measure_heads
-from clearhead.analysis.interventions import intervention_rows, setting_name
+from clearhead.analysis.interventions import fit_slope, intervention_rows, setting_name
 from clearhead.analysis.own_patterns import OWN, head_ranks, own_share
 from clearhead.analysis.seeds import STABLE, STRETCHES, Stability, activations, stability, stretch_of
 from clearhead.circuits.patching.unit_effects import EffectMeter
@@ -278,7 +278,7 @@ def _effects(found: HeadEffects, n_units: int, seed: int) -> dict[str, Measure]:
             values = present[kind][number][at]
             table[name][:, unit] = values.mean(), *bounds(values[picks].mean(1))
         x, y = direct[at], effect[at]
-        table["effect_slope"][:, unit] = _slope(x, y), *bounds(_slope(x[picks], y[picks]))
+        table["effect_slope"][:, unit] = fit_slope(x, y), *bounds(fit_slope(x[picks], y[picks]))
         if count[unit] >= 4:
             table["effect_correlation"][:, unit] = _correlation(x, y), *bounds(_correlation(x[picks], y[picks]))
     return {name: Measure(value, low, high, count) for name, (value, low, high) in table.items()}
@@ -306,7 +306,7 @@ def _together(found: HeadEffects, n_heads: int, seed: int) -> dict[str, Any]:
     for kind, words in kinds.items():
         values = {name: numbers[single] for name, numbers in present[kind].items()}
         for against in PREDICTIONS:
-            for name, measure in (("correlation", _correlation), ("slope", _slope)):
+            for name, measure in (("correlation", _correlation), ("slope", fit_slope)):
                 agreement(f"{name} of effect with {against}{words}", measure, values[against], values["effect"])
         for name, label in (("loss", "loss when removed"), ("kl", "KL when removed")):
             means = np.array([values[name][row].mean() for row in rows])
@@ -318,7 +318,7 @@ def _together(found: HeadEffects, n_heads: int, seed: int) -> dict[str, Any]:
             x, y = (found.values[kind][name][place][single] for name in ("gradient", "effect"))
             change = np.array([y[row].mean() for row in rows])
             summary[f"logits{SET}{setting_name(setting)}{words}"] = _mean(change, seed)
-            agreement(f"slope with gradient{SET}{setting_name(setting)}{words}", _slope, x, y)
+            agreement(f"slope with gradient{SET}{setting_name(setting)}{words}", fit_slope, x, y)
     return summary
 
 
@@ -354,12 +354,6 @@ def _mean(values: Any, seed: int) -> list[float]:
     """Mean over heads with its interval, heads resampled (of a single head, over its cases)."""
     values = np.asarray(values, dtype=np.float64)
     return [float(values.mean()), *mean_bounds(values, seed)]
-
-
-def _slope(x: NDArray[np.float64], y: NDArray[np.float64]) -> Any:
-    """Of y = slope · x, along the last axis; NaN where x is 0."""
-    square = (x * x).sum(-1)
-    return np.where(square > 0, (x * y).sum(-1) / np.where(square > 0, square, 1), np.nan)
 
 
 def _correlation(x: NDArray[np.float64], y: NDArray[np.float64]) -> Any:

@@ -186,10 +186,6 @@ class Lorsa(SavedDictionary):
         """Number of rank-1 heads."""
         return self.config.n_heads
 
-    def pattern_of(self, head: int | Tensor) -> int | Tensor:
-        """The attention pattern of a head."""
-        return head // self.config.pattern_size
-
     def gates(self) -> Float[Tensor, "p dh"]:
         """What each pattern multiplies its group's queries by; 1 where groups form one pattern only."""
         if self.config.patterns_per_group == 1:

@@ -32,7 +32,7 @@ class Line(NamedTuple):
     is_random: bool
 
 
-def bootstrap_band(values: NDArray[np.float64], seed: int = 0) -> tuple[list[float], list[float]] | None:
+def bootstrap_band(values: NDArray[np.float64]) -> tuple[list[float], list[float]] | None:
     """95 % band of F over resampled prompts from `values` [p, k], whose columns go from the empty circuit to the model.
 
     None for a single prompt, and where a resample has no behaviour to explain.
@@ -40,7 +40,7 @@ def bootstrap_band(values: NDArray[np.float64], seed: int = 0) -> tuple[list[flo
     n = len(values)
     if n < 2:
         return None
-    means = draw_counts(n, seed) @ values / n
+    means = draw_counts(n, 0) @ values / n
     effect = means[:, -1:] - means[:, :1]
     if (effect <= 0).any():
         return None
