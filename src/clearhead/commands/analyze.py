@@ -11,8 +11,8 @@ from typing import Any
 
 from clearhead.analysis.analyze import analyze
 from clearhead.analysis.analyze_features import analyze_features
-from clearhead.commands.opening.layers import runs_in
 from clearhead.commands.opening.opened import kind_of, open_dictionary, open_run, plan_of, source_of
+from clearhead.commands.opening.run_folders import runs_in
 from clearhead.commands.opening.training_time import free_memory
 from clearhead.commands.printing.table import say
 from clearhead.config import Analyze

@@ -12,7 +12,7 @@ from clearhead.analysis.behaviours.reading import LorsaHeads, OriginalHeads, Pop
 from clearhead.analysis.behaviours.registry import BEHAVIOURS
 from clearhead.analysis.behaviours.word_model import word_model
 from clearhead.atlas.write import add_tables
-from clearhead.commands.opening.layers import run_folders
+from clearhead.commands.opening.run_folders import run_folders
 from clearhead.commands.printing.table import say, show
 from clearhead.config import Catalogue, resolve_layers
 from clearhead.dictionaries.lorsa import Lorsa

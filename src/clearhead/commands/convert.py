@@ -8,7 +8,7 @@ compares budgets, does not take it.
 from pathlib import Path
 from typing import Any
 
-from clearhead.commands.opening.layers import runs_in
+from clearhead.commands.opening.run_folders import runs_in
 from clearhead.commands.opening.structure import without_weights
 from clearhead.commands.printing.table import say, show
 from clearhead.config import Convert

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from clearhead.commands import evaluate_sparse
-from clearhead.commands.opening.layers import runs_in
 from clearhead.commands.opening.opened import (
     OpenedDictionary,
     is_sparse,
@@ -18,6 +17,7 @@ from clearhead.commands.opening.opened import (
     plan_of,
     source_of,
 )
+from clearhead.commands.opening.run_folders import runs_in
 from clearhead.commands.printing.table import show, show_layers
 from clearhead.config import Evaluate
 from clearhead.dictionaries.clt import Clt

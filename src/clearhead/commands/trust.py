@@ -11,8 +11,8 @@ from typing import Any
 
 from clearhead.analysis.trust import SET, measure_trust
 from clearhead.atlas import Atlas, add_tables
-from clearhead.commands.opening.layers import refuse_several
 from clearhead.commands.opening.opened import open_run, plan_of, refuse_no_lorsa
+from clearhead.commands.opening.run_folders import refuse_several
 from clearhead.commands.printing.table import say, show
 from clearhead.commands.printing.trust_report import print_interventions
 from clearhead.config import Trust

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from clearhead.atlas.read import Atlas
-from clearhead.commands.opening.layers import refuse_several
+from clearhead.commands.opening.run_folders import refuse_several
 from clearhead.commands.opening.saved_graph import find_graph
 from clearhead.commands.printing import curve_report, fidelity_report, graph_report
 from clearhead.commands.printing.sparse_report import evaluation_of, is_sparse_run

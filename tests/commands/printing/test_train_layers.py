@@ -6,7 +6,7 @@ import shutil
 import pytest
 
 from clearhead import cli
-from clearhead.commands.opening.layers import runs_in
+from clearhead.commands.opening.run_folders import runs_in
 from clearhead.commands.printing.table import show_layers
 from clearhead.training import layers as training_layers
 from clearhead.training import train_dictionary

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from clearhead.analysis.fidelity.errors import Candidate, Comparison
-from clearhead.commands.opening.layers import run_folders
 from clearhead.commands.opening.opened import kind_of
+from clearhead.commands.opening.run_folders import run_folders
 from clearhead.config import TrainDictionary, TrainLorsa, TrainSae, TrainTranscoder
 from clearhead.configfile import from_file
 from clearhead.data.harvest import ATTENTION
