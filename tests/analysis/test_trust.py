@@ -124,8 +124,12 @@ def test_rows_are_numbers_and_dead_heads_have_none(trust, lorsa):
 
 def test_one_block_has_no_interval_of_text(lorsa, model, blocks):
     one = replace(blocks, tokens=blocks.tokens[:1])
-    found = measure_trust(lorsa, model, LAYER, one, n_effects=1, cases=2)
+    found = measure_trust(lorsa, model, LAYER, one, n_effects=1, cases=1)
     head = found.rows["unit_id"][found.rows["measure"].index("host_share")]
     assert value_of(found, head, "host_share")[1:3] == (None, None)
+    assert all(np.isfinite(value).all() for value in found.summary.values())  # one case has a mean, and no more
+    assert "effect, logits" in found.summary and "correlation of effect with gradient" not in found.summary
     with pytest.raises(ClearheadError, match="no token blocks"):
         measure_trust(lorsa, model, LAYER, replace(blocks, tokens=blocks.tokens[:0]))
+    with pytest.raises(ClearheadError, match=f"no head {lorsa.n_heads}: the Lorsa has {lorsa.n_heads}"):
+        measure_trust(lorsa, model, LAYER, one, heads=[lorsa.n_heads])

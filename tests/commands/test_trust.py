@@ -98,7 +98,10 @@ def test_a_dry_run_says_what_will_be_measured(run, capsys):
         ({"cases": 0}, "above 0"),
         ({"becomes": ("1",)}, "other than 1"),
         ({"becomes": ("twice",)}, "mean or elsewhere"),
-        ({"becomes": ("2", "2")}, "each setting once"),
+        ({"becomes": ("nan",)}, "other than 1"),
+        ({"becomes": ("1.0000001",)}, "other than 1"),
+        ({"becomes": ("0.5", ".5")}, "each setting once"),
+        ({"becomes": ("mean", "2", "mean")}, "each setting once"),
     ],
 )
 def test_options_that_mean_nothing_are_refused(changed, says, run):

@@ -110,6 +110,9 @@ def measure_trust(
     """
     if not len(blocks):
         raise ClearheadError("there are no token blocks to measure on; give more text or a shorter context")
+    missing = [head for head in heads if not 0 <= head < lorsa.n_heads]
+    if missing:
+        raise ClearheadError(f"there is no head {missing[0]}: the Lorsa has {lorsa.n_heads}")
     meter = EffectMeter(model, layer)
     carried = _Carried(lorsa, model, layer, len(blocks))
     n, context = len(blocks), blocks.context
@@ -157,7 +160,9 @@ def measure_trust(
     measures |= {name: (names, one) for name, one in patterns.items()}
     summary |= said
     for name in ("explained", "explained_alone", "host_share"):
-        summary[f"{name}_median"] = float(np.nanmedian(measures[name][1].value))
+        value = measures[name][1].value
+        if np.isfinite(value).any():
+            summary[f"{name}_median"] = float(np.nanmedian(value))
     return Trust(_rows(measures), intervention_rows(found, labels, seed), summary)
 
 
@@ -287,7 +292,8 @@ def _effects(found: HeadEffects, n_units: int, seed: int) -> dict[str, Measure]:
 def _together(found: HeadEffects, n_heads: int, seed: int) -> dict[str, Any]:
     """Over all heads whose effects were measured: agreement of prediction and measurement, against the controls.
 
-    Heads are resampled; of a single head, its cases.
+    Heads are resampled; of a single head, its cases. What a few cases, or a prediction of 0 for all, leave open is
+    left out.
     """
     single = found.unit < n_heads
     unit = found.unit[single]
@@ -301,7 +307,9 @@ def _together(found: HeadEffects, n_heads: int, seed: int) -> dict[str, Any]:
 
     def agreement(name: str, measure: Any, x: NDArray[np.float64], y: NDArray[np.float64]) -> None:
         resampled = [measure(x[sample], y[sample]) for sample in samples]
-        summary[name] = [float(measure(x, y)), *map(float, bounds(np.array(resampled)))]
+        found = [float(measure(x, y)), *map(float, bounds(np.array(resampled)))]
+        if np.isfinite(found).all():
+            summary[name] = found
 
     for kind, words in kinds.items():
         values = {name: numbers[single] for name, numbers in present[kind].items()}

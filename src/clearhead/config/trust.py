@@ -38,8 +38,8 @@ class Trust(OfRun):
         self._positive("effects", "cases")
         self._refuse(any(head < 0 for head in self.heads), "heads", "heads count from 0")
         self._refuse(len(set(self.heads)) < len(self.heads), "heads", "name each head once")
-        self._refuse(len(set(self.becomes)) < len(self.becomes), "becomes", "name each setting once")
-        self.settings()
+        found = [one if isinstance(one, str) else f"{one:g}" for one in self.settings()]  # as the table names them
+        self._refuse(len(set(found)) < len(found), "becomes", "name each setting once")
 
     def settings(self) -> tuple[float | Literal["mean", "elsewhere"], ...]:
         """`becomes` as factors and patches; raises `ClearheadError` for what is neither, or changes nothing."""
@@ -52,7 +52,7 @@ class Trust(OfRun):
                 factor = float(text)
             except ValueError:
                 factor = math.nan
-            if factor == 1 or not math.isfinite(factor):
+            if f"{factor:g}" == "1" or not math.isfinite(factor):
                 raise ClearheadError(
                     f"--becomes {text} is not possible: give factors other than 1, such as 0.5 2 4, mean or elsewhere"
                 )
