@@ -40,7 +40,9 @@ def text(tmp_path_factory):
     return str(folder)
 
 
-@pytest.mark.parametrize(("wanted", "share", "repeats"), [(40, 0.25, 10), (41, 0.25, 10), (3, 0.25, 0), (40, 0.0, 0)])
+@pytest.mark.parametrize(
+    ("wanted", "share", "repeats"), [(40, 0.25, 10), (41, 0.25, 10), (100, 0.29, 29), (3, 0.25, 0), (40, 0.0, 0)]
+)
 def test_a_mixture_is_text_and_a_share_of_repeated_sequences(model, text, wanted, share, repeats):
     mixed = mixed_blocks(model, text, split="train", n_tokens=wanted * 16, context=16, repeat_share=share)
     alone = token_blocks(model, text, split="train", n_tokens=(wanted - repeats) * 16, context=16)

@@ -13,7 +13,7 @@ from jaxtyping import Int64
 from torch import Tensor
 
 from clearhead.circuits.replacement.dictionaries_in_place import Dictionaries
-from clearhead.circuits.replacement.global_graph import trace_global
+from clearhead.circuits.replacement.global_graph import SILENCED_BLOCKS, trace_global
 from clearhead.circuits.replacement.measure import measure_replacement
 from clearhead.commands.opening.structure import without_weights
 from clearhead.commands.printing.table import say, show
@@ -67,6 +67,7 @@ def run(config: CircuitGlobal) -> None:
             "edges": {"patterns": len(circuit.patterns), "heads": len(circuit.heads)},
             **{name: value for name, value in cost.to_dict().items() if name not in ("curve", "places")},
             "loss_counted_from": first,
+            "loss_blocks": min(len(tokens), SILENCED_BLOCKS),
             "loss": circuit.loss,
             "loss_replaced": circuit.loss_replaced,
             "loss_without": {unit.id: loss for unit, loss in circuit.loss_without.items()},
@@ -76,15 +77,15 @@ def run(config: CircuitGlobal) -> None:
     show({name.replace("_", " "): value for name, value in told.items()}, "circuit of the replaced model:")
     graph = circuit.patterns
     _say_edges(graph, "between patterns, what matters most for the logits first:")
-    say(f"loss from token {first} on without each ({circuit.loss_replaced:.3f} with all), and what feeds it:")
+    say(f"loss from token {first} on without each ({circuit.loss_replaced:.3f} with all); what feeds it, of the edges:")
     for unit, loss in circuit.loss_without.items():
         if unit not in graph:
             continue
         say(f"  {_named(graph, unit)}  {loss:.3f}")
         for kind, word in (("head_k", "keys"), ("head_q", "queries"), (unit.kind, "values")):
             into = Unit(kind, unit.layer, unit.index)
-            if unit.kind == "head" and into in graph:
-                say(f"      {word}: {_sources(graph, into)}")
+            if unit.kind == "head" and (fed := _sources(graph, into)):
+                say(f"      {word}: {fed}")
     place = directory.path
     say(f"next: clearhead view {place}; clearhead view {place / 'heads'} for single heads")
 
@@ -97,7 +98,9 @@ def _say_edges(graph: Graph, words: str) -> None:
 
 
 def _sources(graph: Graph, target: Unit) -> str:
-    """The heaviest edges into a unit, each with its share of Σ|weight|; what looks for it is no source."""
+    """The heaviest kept edges into a unit, each with its share of their Σ|weight|; what looks for it is no source."""
+    if target not in graph:
+        return ""
     edges = np.flatnonzero(graph.target == graph.place(target))
     edges = [edge for edge in edges.tolist() if graph.units[graph.source[edge]].kind not in ("head_k", "head_q")]
     total = float(np.abs(graph.weight[edges]).sum())

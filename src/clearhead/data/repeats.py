@@ -12,6 +12,7 @@ see to imitate the heads that a model needs for them. Not here: losses on them (
 """
 
 import dataclasses
+from fractions import Fraction
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -67,11 +68,11 @@ def mixed_blocks(
     text (a beginning-of-sequence token) stands in front of random tokens too. The sequences are the same for every
     text and every seed of a training, others for each split. Errors as for `token_blocks`.
     """
-    total = -(-n_tokens // context)
-    wanted = total - int(repeat_share * total)
+    total, share = -(-n_tokens // context), Fraction(str(repeat_share))  # 0.29 of 100 blocks are 29, in floats 28
+    wanted = total - int(share * total)
     blocks = token_blocks(model, text, split=split, n_tokens=wanted * context, context=context, at_most=True)
     if len(blocks) < wanted:
-        total = int(len(blocks) / (1 - repeat_share))
+        total = int(len(blocks) / (1 - share))
     count = total - len(blocks)
     if not count:
         return blocks

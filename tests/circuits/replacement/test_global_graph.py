@@ -14,9 +14,11 @@ from clearhead.dictionaries.lorsa import Lorsa
 from clearhead.dictionaries.transcoder import Transcoder, TranscoderConfig
 from clearhead.errors import ClearheadError
 from clearhead.model import Model
+from clearhead.units import Unit
 from clearhead.units.bundle import load_graph, save_graph
 from tests.circuits.induction import induction_model
 from tests.circuits.planted import VOCABULARY, WIDTH
+from tests.model import tiny_configs
 from tests.model.tiny_configs import build
 
 EDGES = 400
@@ -167,3 +169,49 @@ def test_what_is_not_replaced_is_refused(monkeypatch):
     monkeypatch.setattr(coactivity, "MOST_PAIRS", 100)
     with pytest.raises(ClearheadError, match="too many for the circuit"):
         trace_global(model, Dictionaries(model, [first, second]), tokens)
+
+
+def test_streams_that_do_not_begin_with_tokens_and_positions_are_refused(monkeypatch):
+    monkeypatch.setitem(tiny_configs.CONFIGS, "granite", tiny_configs.LLAMA | {"embedding_multiplier": 3.0})
+    model = Model(build("granite"), name="granite", self_test=False)
+    with pytest.raises(ClearheadError, match="does not begin with rows of its table"):
+        trace_global(model, Dictionaries(model, copies(model)), torch.tensor([[1, 3, 4, 5], [6, 7, 8, 9]]))
+
+
+def test_what_a_skip_connection_writes_is_no_unit():
+    model = Model(build("gpt2"), name="gpt2", self_test=False)
+    place = {"model": "gpt2", "layer": 0, "input_site": "mlp_in.0", "output_site": "mlp_out.0"}
+    one = Transcoder(TranscoderConfig(d_in=32, d_out=32, n_features=4, k=2, skip=True), place)
+    with pytest.raises(ClearheadError, match=r"layers \[0\] write past their features"):
+        coactivity.CoActivity(model, Dictionaries(model, [*copies(model), one]))
+
+
+def test_half_precision_gives_the_same_circuit_but_for_rounding():
+    tokens = torch.randint(3, 20, (2, 9), generator=torch.Generator().manual_seed(1))
+    found = {}
+    for dtype in (torch.float32, torch.bfloat16):
+        model = Model(build("gpt2").to(dtype), name="gpt2", self_test=False)
+        tracer = coactivity.CoActivity(model, Dictionaries(model, copies(model)))
+        for block in tokens:
+            tracer.add(block)
+        found[dtype] = tracer
+    exact, rounded = (one._weights("head_k", 0) for one in found.values())
+    assert (exact - rounded).norm() < 0.1 * exact.norm()
+
+
+def test_a_token_that_stands_everywhere_is_active_at_every_token_counted():
+    model = induction_model()
+    tracer = coactivity.CoActivity(model, Dictionaries(model, copies(model)))
+    with torch.no_grad():
+        tracer.add(torch.tensor([3, 3, 3, 3]))
+    assert tracer.rates()[Unit("embedding", index=3)] == 1
+
+
+def test_with_a_sink_what_is_the_same_at_every_key_is_no_reason_to_look():
+    """Of one token over and over, without positions, all keys are the same, however little attention rests on them."""
+    model = Model(build("llama").double(), name="llama", self_test=False)
+    tracer = coactivity.CoActivity(model, Dictionaries(model, copies(model, sinks=True)))
+    with torch.no_grad():
+        tracer.add(torch.full((6,), 5))
+        looking = tracer.met["looking", 0]
+        assert looking.abs().max() < 1e-12 < tracer.met["lorsa 0", 0].abs().max()

@@ -15,9 +15,9 @@ each token, ⟨·⟩ the mean over tokens i, and Δx_i = x_i − ⟨x⟩:
     keys, queries of p → head n    ⟨ n active_i · Σ_j (A_ij − 1/visible_i) v_n,j ⟩        what looking there and not
                       everywhere moves; the same number from both, which need one another
 
-All are contrasts: what a unit gives everywhere tells nothing apart, and neither do biases, which cancel. Activations,
-patterns and scales are those of the replaced model. What position 0 writes is no unit: it keeps the model's own output;
-MLPs without a transcoder stay the model's own. Pattern p of layer L is
+All are contrasts: what a unit gives everywhere tells nothing apart, and neither do biases, which cancel (with a sink, 1
+is what rests on keys). Activations, patterns and scales are those of the replaced model. What position 0 writes is no
+unit: it keeps the model's own output; MLPs without a transcoder stay the model's own. Pattern p of layer L is
 `head_k.L.p` and `head_q.L.p`; `positions` is all position embeddings together. Counted besides, by pattern and over the
 queries at which it is active: which share of its attention rests on which `KEYS`.
 
@@ -42,6 +42,7 @@ from clearhead.model.access import Model
 from clearhead.model.norms import Norm
 from clearhead.model.rope import rotate
 from clearhead.model.run import Run
+from clearhead.model.self_test import TOLERANCE
 from clearhead.spectral.writes import Parts
 from clearhead.units import Unit
 
@@ -60,14 +61,15 @@ class _Writers:
     write: Float[Tensor, "m d"]
     activity: Float[Tensor, "t m"]
     count: Float[Tensor, " m"]
-    """Tokens at which it is not 0."""
+    """Tokens at which it is not 0, position 0 left out."""
 
 
 class CoActivity:
     """Sums of co-activity over blocks of tokens.
 
     Raises `ClearheadError` where an attention layer has no Lorsa, for norms behind modules and query-key norms, through
-    which no weight is fixed, and for models with too many units.
+    which no weight is fixed, for transcoders with a skip connection, and for models with too many units or with
+    embeddings that are no sum of tokens and positions.
     """
 
     def __init__(self, model: Model, dictionaries: Dictionaries):
@@ -89,6 +91,9 @@ class CoActivity:
                 raise ClearheadError(f"layer {layer} of {self.model.name} has a norm behind a module: no fixed weights")
             if self.dictionaries.attention[layer].config.qk_norm:
                 raise ClearheadError(f"the Lorsa of layer {layer} has a query-key norm: no weight through it is fixed")
+        skipping = sorted(layer for layer, one in self.dictionaries.mlp.items() if one.config.skip)
+        if skipping:
+            raise ClearheadError(f"transcoders of layers {skipping} write past their features (--skip); train others")
         units = self.model.d_vocab + sum(one.n_units for one in self._all())
         if units * max(self.model.d_vocab, *(one.n_units for one in self._all())) > MOST_PAIRS:
             raise ClearheadError(f"{units:,} units are too many for the circuit of a whole model; give smaller ones")
@@ -123,15 +128,21 @@ class CoActivity:
         """Sets how active every unit is in this block."""
         dtype, embedded = self.parts.dtype, run["embed"][0]
         table = self.model.places.embedding.get_parameter("weight").detach()
-        rest = (run["resid_pre.0"] - run["embed"])[0].to(dtype)
-        if not torch.allclose(table[tokens].to(embedded), embedded):
-            raise ClearheadError(f"the embeddings of {self.model.name} are not rows of its table; nothing can be drawn")
+        first = run["resid_pre.0"][0].to(dtype)
+        rest = first - embedded.to(dtype)
+        rounding = TOLERANCE[self.model.dtype] * first.abs().max()
+        known = self.writers[1].write if self.writers else rest
+        if not torch.allclose(table[tokens].to(embedded), embedded) or (rest - known).abs().max() > rounding:
+            raise ClearheadError(
+                f"the stream of {self.model.name} does not begin with rows of its table of embeddings and one vector "
+                "for each position; nothing can be drawn"
+            )
         active = [F.one_hot(tokens, self.model.d_vocab).to(dtype), torch.eye(len(tokens)).to(rest)]
         codes = {}
         for layer, lorsa in self.dictionaries.attention.items():
-            codes[2 * layer + 1] = (lorsa, lorsa.encode(run[f"attn_in.{layer}"]))
+            codes[2 * layer + 1] = (lorsa, lorsa.encode(run[f"attn_in.{layer}"].to(dtype)))
         for layer, one in self.dictionaries.mlp.items():
-            codes[2 * layer + 2] = (one, one.encode(run[f"mlp_in.{layer}"]))
+            codes[2 * layer + 2] = (one, one.encode(run[f"mlp_in.{layer}"].to(dtype)))
         for depth in sorted(codes):
             one, (values, which) = codes[depth]
             dense = torch.zeros(len(tokens), one.n_units, dtype=dtype, device=rest.device)
@@ -142,7 +153,7 @@ class CoActivity:
             self.writers = list(self._writers(table.to(dtype), rest, {depth: one for depth, (one, _) in codes.items()}))
         for writers, activity in zip(self.writers, active, strict=True):
             writers.activity = activity
-            writers.count += (activity != 0).sum(0)
+            writers.count += (activity[1:] != 0).sum(0)
 
     def _writers(self, table: Tensor, positions: Tensor, placed: dict[int, Any]) -> Iterator[_Writers]:
         """Everything that writes, in the order of depth."""
@@ -196,7 +207,7 @@ class CoActivity:
         self._meet("feature", layer, scaled, active.to(scaled))
 
     def _into_lorsa(self, run: Run, layer: int, tokens: Tensor) -> None:
-        lorsa, x = self.dictionaries.attention[layer], run[f"attn_in.{layer}"]
+        lorsa, x = self.dictionaries.attention[layer], run[f"attn_in.{layer}"].to(self.parts.dtype)
         _, scaled = self._reads(run, 2 * layer)
         active = (self._of("lorsa", layer).activity != 0).to(scaled)
         pattern, size = lorsa.patterns(x)[0].to(scaled), lorsa.config.pattern_size
@@ -204,7 +215,8 @@ class CoActivity:
         visible = torch.ones(t, t, dtype=torch.bool, device=x.device).tril()
         if lorsa.config.window is not None:
             visible = visible.triu(1 - lorsa.config.window)
-        spread = pattern - visible.to(pattern) / visible.sum(1, keepdim=True)
+        evenly = visible.to(pattern) / visible.sum(1, keepdim=True)
+        spread = pattern - evenly * pattern.sum(-1, keepdim=True)  # of 1 but with a sink
         values = lorsa.values(x)[0].to(scaled)
         by_pattern = active.unflatten(1, (-1, size)).unbind(1)
         for p, on in enumerate(by_pattern):

@@ -48,7 +48,7 @@ def _instead(site: str, one: Lorsa | Transcoder, off: list[int]) -> Edit:
     """A module's output replaced by what a dictionary says, but for position 0."""
 
     def write(_: Tensor, run: Run) -> Tensor:
-        x = run[site]
+        x = run[site].to(next(one.parameters()))
         said = one(x).y
         if off:
             values, units = one.encode(x)
