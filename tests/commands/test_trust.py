@@ -125,8 +125,14 @@ def test_other_seeds_are_other_runs_of_the_same_layer(run, tmp_path, capsys):
     assert "was trained on layer 0" in capsys.readouterr().err
 
 
-def test_an_atlas_of_another_layer_is_refused_before_the_work(run, tmp_path, capsys):
+def test_an_atlas_of_other_heads_is_refused_before_the_work(run, tmp_path, capsys):
     with AtlasWriter(tmp_path / "atlas", {"model": "clearhead-tiny"}) as atlas:
         atlas.append("units", {"unit_id": ["lorsa.0.1"], "kind": ["lorsa"], "layer": [0], "index": [1]})
     assert cli.main(["trust", str(run), "--out", str(tmp_path / "atlas")]) == 2
     assert "is of layer 0" in capsys.readouterr().err
+    for kind, heads, training in (("transcoder", 128, None), ("lorsa", 64, None), ("lorsa", 128, {"seed": 1})):
+        told = {"model": "clearhead-tiny", "training": training}
+        with AtlasWriter(tmp_path / "atlas", {"dictionary": {"kind": kind, "n_heads": heads, "provenance": told}}):
+            pass
+        assert cli.main(["trust", str(run), "--out", str(tmp_path / "atlas")]) == 2
+        assert "is of another dictionary than" in capsys.readouterr().err

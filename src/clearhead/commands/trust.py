@@ -39,7 +39,7 @@ def run(config: Trust) -> None:
     """Measure, write the table, print the numbers over all heads."""
     atlas = Atlas(folder_of(config))
     opened = open_run(config)
-    _refuse_other_layer(atlas, opened.layer, config)
+    _refuse_other_atlas(atlas, opened.lorsa, opened.layer, config)
     found = measure_trust(
         opened.lorsa,
         opened.model,
@@ -75,13 +75,26 @@ def folder_of(config: Trust) -> Path:
     return folder
 
 
-def _refuse_other_layer(atlas: Atlas, layer: int, config: Trust) -> None:
-    """Raise `ClearheadError` for an atlas of another layer's heads, before anything is measured."""
+def _refuse_other_atlas(atlas: Atlas, lorsa: Lorsa, layer: int, config: Trust) -> None:
+    """Raise `ClearheadError` for an atlas of other heads than the run's, before anything is measured."""
     layers = [row["layer"] for row in atlas.sql("select distinct layer from units where kind = 'lorsa'")]
     if layers and layer not in layers:
         raise ClearheadError(
             f"{atlas.path} is of layer {layers[0]} and {config.run} of layer {layer}; type: clearhead analyze "
             f"{config.run}, and leave out --out"
+        )
+    about = atlas.about.get("dictionary")
+    if about is None:
+        return
+    of = about.get("provenance", {})
+    mine = (lorsa.KIND, lorsa.provenance.get("model"), lorsa.n_heads, lorsa.provenance.get("training"))
+    theirs = (about.get("kind"), of.get("model"), about.get("n_heads"), of.get("training"))
+    names = ("kind", "model", "heads", "training")
+    other = [name for name, one, two in zip(names, mine, theirs, strict=True) if one != two]
+    if other:
+        raise ClearheadError(
+            f"{atlas.path} is of another dictionary than {config.run} ({', '.join(other)} differ); type: clearhead "
+            f"analyze {config.run}, and leave out --out"
         )
 
 
