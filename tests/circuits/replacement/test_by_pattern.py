@@ -11,7 +11,7 @@ from clearhead.dictionaries.transcoder import Transcoder, TranscoderConfig
 from clearhead.units import Unit
 from tests.circuits.induction import induction_model
 from tests.circuits.planted import WIDTH
-from tests.circuits.replacement.test_global_graph import EDGES, copies, induction, prompts
+from tests.circuits.replacement.replaced import EDGES, copies, induction, prompts
 
 
 def transcoder(model, layer):

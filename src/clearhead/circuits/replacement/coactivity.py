@@ -101,6 +101,7 @@ class CoActivity:
     def _all(self):
         return [*self.dictionaries.attention.values(), *self.dictionaries.mlp.values()]
 
+    @torch.no_grad()
     def add(self, tokens: Int[Tensor, " t"]) -> None:
         """One block."""
         run = self._run(tokens)

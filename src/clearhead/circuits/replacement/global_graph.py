@@ -64,7 +64,7 @@ def trace_global(
     if tokens.dim() != 2 or tokens.shape[1] < 3 or not len(tokens):
         raise ClearheadError(f"expected blocks of at least 3 tokens, [b, t]; got {list(tokens.shape)}")
     activity = CoActivity(model, dictionaries)
-    with progress("circuit", tokens.numel()) as advance, torch.no_grad():
+    with progress("circuit", tokens.numel()) as advance:
         for block in tokens:
             activity.add(block.to(model.device))
             advance(block.numel())
