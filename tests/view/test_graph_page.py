@@ -1,6 +1,7 @@
 """The page of a graph in a real browser: statement and sliders, units, edges, heads, attention, groups."""
 
 import json
+from itertools import combinations
 
 import numpy as np
 import pytest
@@ -184,28 +185,36 @@ def test_a_phone_in_the_dark_shows_tokens_as_text(browser, page):
 
 
 def test_a_graph_of_no_prompt_names_its_few_units_and_orders_edges_by_influence(browser, tmp_path):
-    names = ["input", "head_k.0.1", "head_k.0.2", "head.0.1", "target.0"]
-    influence = {"input": 0.9, "head_k.0.1": 0.75, "head_k.0.2": 1.0, "head.0.1": 0.7, "target.0": 0.4}
+    names = ["input", "head_k.0.1", "head_k.0.2", "head_k.0.3", "head.0.1", "target.0"]
+    influence = dict(zip(names, [0.9, 0.75, 1.0, 1.0, 0.7, 0.4], strict=True))
     graph = Graph(
         list(map(Unit.parse, names)),
-        [0, 0, 1, 3],
-        [2, 1, 3, 4],
+        [0, 0, 1, 4],
+        [2, 1, 4, 5],
         [900.0, 5.0, 1.0, 2.0],  # the heaviest edge leads to what matters little
         Provenance("m", "p"),
         values={"influence": [influence[name] for name in names]},
-        labels={"head.0.1": "pattern 1: token before 79%", "head_k.0.1": "keys of 1"},
+        labels={
+            "head.0.1": "pattern 1: token before 79%",
+            "head_k.0.1": "keys of 1",
+            "head_k.0.2": "keys: of a pattern unseen",
+        },
         scores={"loss": 0.25, "loss_replaced": 1.5},
     )
-    visit = Visit(browser, write_graph_page(graph, tmp_path / "graph.html"), ready=".mark")
+    visit = Visit(browser, write_graph_page(graph, tmp_path / "graph.html"), ready=".mark", width=420)
     tab = visit.tab
     assert tab.locator("#edges-by").input_value() == "influence"
     told = tab.locator(".beside-mark").all_text_contents()
     assert {"pattern 1", "token before 79%", "keys of 1", "input", "target.0"} <= set(told)
-    assert "4 of 5 units, 2 of 4 edges shown" in statement(visit)
+    assert "4 of 6 units, 2 of 4 edges shown" in statement(visit)
     tab.locator("#edges-by").select_option("weight")
     slide(visit, "units", 100)
     slide(visit, "edges", 50)
     assert "1 of 4 edges shown, with 99 % of |weight|" in statement(visit)
+    boxes = [name.bounding_box() for name in tab.locator(".beside-mark").all()]
+    assert len(boxes) == 8  # two names have two lines, which stand close below each other
+    for one, other in combinations(sorted(filter(None, boxes), key=lambda box: box["x"]), 2):
+        assert abs(one["y"] - other["y"]) > 8 or one["x"] + one["width"] <= other["x"]
     assert tab.locator(".figure .value").all_text_contents() == ["0.250", "1.500"]
     assert tab.locator(".figure .label").all_text_contents()[0].startswith("Loss of the model")
     assert visit.troubles == []

@@ -100,10 +100,12 @@ function markOf(place) {
   return [mark, svg("text", { class: "mark-label", x: plan.x[place], y: plan.y[place] - (plan.raised.has(place) ? 20 : 8) }, shorten(wordsOf(place) ?? units.id[place].split("@")[0].replace("logit.", "#"), 8))];
 }
 
-/** A unit's words beside it, in two lines where they have two parts. */
+/** A unit's words, in two lines where they have two parts. */
+const linesOf = (place) => (wordsOf(place) ?? units.id[place]).split(": ").slice(0, 2).map((line) => shorten(line, 24));
+
 function namesOf(place) {
-  const lines = (wordsOf(place) ?? units.id[place]).split(": ").slice(0, 2);
-  return lines.map((line, at) => svg("text", { class: "mark-label beside-mark", x: plan.x[place] + 8, y: plan.y[place] + 3 + 11 * (at - (lines.length - 1) / 2) }, shorten(line, 24)));
+  const lines = linesOf(place);
+  return lines.map((line, at) => svg("text", { class: "mark-label beside-mark", x: plan.x[place] + 8, y: plan.y[place] + 3 + 11 * (at - (lines.length - 1) / 2) }, line));
 }
 
 const shorten = (text, most) => (text.length > most ? `${text.slice(0, most - 1)}…` : text);

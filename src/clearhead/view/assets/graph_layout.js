@@ -11,7 +11,8 @@ const CLOSED = 16;
 
 /** Up to how many units in a row of a graph without tokens stand so far apart that their names fit beside them. */
 const NAMED = 12;
-const NAME_WIDTH = 68;
+const LETTER = 6;
+const BEFORE_NAME = 16;
 const PARTS = { reads: "q, k", attention: "attn", mlp: "mlp" };
 
 /** Words for a row: `4.reads`, `4.attention`, `4.mlp`, `embedding`, `target`. Parts are named only where a layer has several. */
@@ -21,6 +22,8 @@ function rowWords(name) {
   const [layer, part] = name.split(".");
   return index.rows.filter((row) => row.startsWith(`${layer}.`)).length > 1 ? `${layer} ${PARTS[part]}` : `layer ${layer}`;
 }
+
+const nameWidth = (place) => BEFORE_NAME + LETTER * Math.max(...linesOf(place).map((line) => line.length));
 
 /** Positions of the shown units in pixels, the columns with their tokens, and the size of the whole. */
 function arrange(shown, available) {
@@ -44,8 +47,11 @@ function arrange(shown, available) {
   });
   const most = Math.max(1, ...[...cells.values()].flatMap((column) => [...column].map(([row, places]) => (row === "target" ? 0 : places.length))));
   const named = !index.tokens.length && most <= NAMED;
-  const spacing = named ? NAME_WIDTH : index.tokens.length ? SPACING : Math.min(SPACING, Math.max(CLOSEST, (available - 12) / most));
-  const step = (row) => (row !== "target" ? spacing : staggered ? LABELLED / 2 : LABELLED);
+  const nameWidths = new Map();
+  if (named) units.id.forEach((_, place) => shown[place] && nameWidths.set(units.row[place], Math.max(nameWidths.get(units.row[place]) ?? 0, nameWidth(place))));
+  const widest = Math.max(0, ...nameWidths.values());
+  const spacing = index.tokens.length ? SPACING : Math.min(SPACING, Math.max(CLOSEST, (available - 12) / most));
+  const step = (row) => (named ? nameWidths.get(row) : row !== "target" ? spacing : staggered ? LABELLED / 2 : LABELLED);
   const margin = (row) => (row === "target" ? 40 : 6);
   const wanted = (column) => Math.max(NARROWEST, ...[...cells.get(column)].map(([row, places]) => places.length * step(row) + margin(row)));
   const positions = [...new Set([...index.tokens.keys(), ...cells.keys()])].sort((a, b) => a - b);
@@ -66,10 +72,12 @@ function arrange(shown, available) {
     if (column.until === undefined) column.width += named ? spare : Math.min(spare, 90);
     column.left = left;
     for (const [row, places] of cells.get(column.position) ?? []) {
-      const between = Math.min(Math.max(step(row), (column.width - margin(row) - (named ? NAME_WIDTH : 0)) / places.length), row === "target" ? step(row) * 1.6 : named ? Infinity : index.tokens.length ? 22 : 44);
+      const between = Math.min(Math.max(step(row), (column.width - margin(row)) / places.length), row === "target" ? step(row) * 1.6 : named ? Infinity : index.tokens.length ? 22 : 44);
+      const half = ((places.length - 1) / 2) * between;
+      // names stand to the right of their marks, which are as far left in every row, where the row has room for it
+      const aside = named ? Math.max(step(row) / 2, Math.min(widest / 2, column.width / 2 - half - margin(row))) : 0;
       places.forEach((place, at) => {
-        // names stand to the right of their marks
-        x[place] = left + column.width / 2 - (named ? NAME_WIDTH / 3 : 0) + (at - (places.length - 1) / 2) * between;
+        x[place] = left + column.width / 2 - aside - half + at * between;
         y[place] = rowAt.get(row);
         if (staggered && at % 2 && row === "target") raised.add(place);
       });
