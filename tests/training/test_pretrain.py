@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import time
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -24,10 +23,9 @@ from clearhead.training.checkpoint import list_checkpoints
 from clearhead.training.language_model import LanguageModelling, TextAndRepeats, Watch
 from clearhead.training.optim import adam
 from clearhead.training.pretrain import build_model, model_of_size, open_tokenizer, pretrain
-from clearhead.training.repeats import measure_induction, next_token_losses
+from clearhead.training.repeats import next_token_losses
 
 ALPHABET = torch.arange(3, 50)
-N_TOKENS = 5000
 WORKER = """
 import json, sys
 from pathlib import Path
@@ -60,32 +58,6 @@ def config(books, tmp_path) -> Pretrain:
 
 def weights(folder) -> bytes:
     return (folder / "model.safetensors").read_bytes()
-
-
-class Copier(nn.Module):
-    """Predicts, with certainty, what followed the last occurrence of the present token, else uniformly."""
-
-    device = torch.device("cpu")
-
-    def forward(self, input_ids, use_cache):
-        logits = torch.zeros(*input_ids.shape, N_TOKENS)
-        for row, out in zip(input_ids.tolist(), logits, strict=True):
-            for i, token in enumerate(row):
-                before = [j for j in range(i) if row[j] == token]
-                if before:
-                    out[i, row[before[-1] + 1]] = 1000.0
-        return SimpleNamespace(logits=logits)
-
-
-def test_induction_is_measured_where_it_can_be_known():
-    alphabet = torch.arange(N_TOKENS)
-    period = repeated_sequences(-1, torch.arange(16), 18, alphabet, period=9)[:, :9]
-    assert all(len(set(row)) == 9 for row in period.tolist())  # no chance repetition, so the copier never errs
-    first, second = measure_induction(Copier(), alphabet, 18, 16)
-    assert first == pytest.approx(math.log(N_TOKENS), rel=1e-6) and second == 0
-    # one prediction earlier, nothing says that a repetition begins
-    losses = next_token_losses(Copier(), torch.cat([period, period], 1))
-    assert torch.allclose(losses[:, 8], torch.tensor(math.log(N_TOKENS))) and losses.shape == (16, 17)
 
 
 def test_every_sequence_of_a_training_is_drawn_once_and_text_takes_turns():
