@@ -41,8 +41,8 @@ def test_a_lorsa_that_went_out_comes_back_with_its_numbers(trained, books, tmp_p
     assert cli.main(["analyze", str(run), *MEASURED]) == 0
     assert cli.main(["trust", str(run), "--dry-run"]) == 0
     assert cli.main(["catalogue", str(run), "--dry-run"]) == 0
-    assert cli.main(["fidelity", str(run)]) == 2
-    assert "holds no finished dictionary" in capsys.readouterr().err
+    assert cli.main(["fidelity", str(trained / "lorsa"), str(run)]) == 2
+    assert "it comes from another library" in capsys.readouterr().err
 
 
 def test_transcoders_of_all_layers_go_to_circuit_tracer_and_one_comes_back(trained, tmp_path, capsys):

@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from clearhead.analysis.fidelity.errors import Candidate, Comparison
-from clearhead.commands.opening.opened import kind_of
+from clearhead.commands.opening.opened import Source, kind_of
 from clearhead.commands.opening.run_folders import run_folders
-from clearhead.config import TrainDictionary, TrainLorsa, TrainSae, TrainTranscoder
+from clearhead.config import Convert, TrainDictionary, TrainLorsa, TrainSae, TrainTranscoder
 from clearhead.configfile import from_file
 from clearhead.data.harvest import ATTENTION
 from clearhead.dictionaries.dictionary import SavedDictionary
@@ -61,10 +61,10 @@ def find_runs(paths: Sequence[Path]) -> tuple[list[TrainedRun], list[tuple[Path,
             raise ClearheadError(f"there is no directory {path}")
         for run in run_folders(path):
             config = from_file(run)
-            if not isinstance(config, TrainDictionary):
+            if not isinstance(config, Source):
                 continue
             reason = why_not(run, config)
-            if not reason:
+            if isinstance(config, TrainDictionary) and not reason:
                 found[run] = config
             elif run == path:
                 raise ClearheadError(f"{path} cannot be in this report: {reason}")
@@ -80,8 +80,10 @@ def find_runs(paths: Sequence[Path]) -> tuple[list[TrainedRun], list[tuple[Path,
     ], left
 
 
-def why_not(run: Path, training: TrainDictionary) -> str:
+def why_not(run: Path, training: Source) -> str:
     """Why a run cannot be compared with a Lorsa; empty where it can."""
+    if isinstance(training, Convert):
+        return "it comes from another library, and what its training took is not known"
     kind = kind_of(run, training)
     if kind not in KINDS or not isinstance(training, TrainLorsa | TrainSae | TrainTranscoder):
         return f"it is of `clearhead {training.verb}`"
