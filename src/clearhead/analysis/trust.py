@@ -151,7 +151,7 @@ def measure_trust(
         summary |= _stable(back, seed)
     chosen = list(heads) or [int(h) for h in np.argsort(-count, kind="stable")[:n_effects] if count[h]]
     units = [[head] for head in chosen] + list((families or {}).values())
-    settings = (0.0, *(value for value in becomes if value != 0))
+    settings: list[Becomes] = [0.0, *(value for value in becomes if value != 0)]
     found = measure_heads(meter, lorsa, z, blocks.tokens, units, cases=cases, becomes=settings, seed=seed)
     labels = [names[head] for head in chosen] + list(families or {})
     measures |= {name: (labels, one) for name, one in _effects(found, len(units), seed).items()}
