@@ -35,7 +35,7 @@ from clearhead.data.addition import PLACES
 from clearhead.model.access import Model
 from clearhead.ops.hash_rng import mix
 
-CASES, THRESHOLD = 20, 0.1
+CASES, THRESHOLD = 20, 0.25
 """Least cases, and the score fixed on 744 planted units: precision 1, recall 0.96, none found with dealt values."""
 SUMS = 500
 DIGITS = {"a1": 0, "a0": 1, "b1": 3, "b0": 4}

@@ -2,7 +2,9 @@
 
     row of a planted unit = amplitude · ( focus · keys its habit reads + (1 − focus) · all it sees, half on key 0 )
 
-A unit acts by its habit in the share `follows` of what it moves, by another habit or at random in the rest. Units
+A unit acts by its habit in the share `follows` of what it moves, by another habit or at random in the rest. The other
+is another behaviour only where the unit's own has cases in any text: a unit that has none of its own in a probe does
+nothing but the other there, and is what the probe finds in it. Units
 differ in amplitude, focus, how far back they reach, how often they act, whether they rest on the first token at all
 other queries (as original heads do) and in which of several keys they read. Among them are units that follow a habit
 in a few per cent only, and units of `STRAY` habits next to the real ones: the token itself, two back, the recent ones,
@@ -118,7 +120,8 @@ def plant_units(behaviours: Sequence[Behaviour], model: Model, per_kind: int, se
             share = FOLLOWS[number % 3] if number < per_kind else HARDLY[number % 2]
             unit_seed = int(mix(seed, UNIT_DRAW, len(units))[0] >> 2)
             habit = behaviour.plant(model, unit_seed)
-            others = [name for name in (*STRAY, *names) if name != behaviour.name]
+            common = habit.dense and habit.only is None and habit.writes is None
+            others = [name for name in (*STRAY, *(names if common else ())) if name != behaviour.name]
             units.append(_unit(behaviour.name, habit, share, others, unit_seed, names))
     meant = {token for unit in units for token in unit.habit.only or ()}
     free = [token for token in range(model.d_vocab) if token not in meant]  # a unit for digits may be an operand head
