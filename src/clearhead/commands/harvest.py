@@ -24,6 +24,7 @@ def plan(config: Harvest) -> dict[str, Any]:
         "sites": sites if len(layers) == 1 else f"{sites} and those of {len(layers) - 1} more layers",
         "text": f"{config.text} ({config.split})",
         "tokens, at most": config.tokens,
+        **({"of it repeated tokens": f"{config.repeat_share:.3g}"} if config.repeat_share else {}),
         "on disk, at most": size(on_disk),
         "directory": config.directory(layers[0]) if len(layers) == 1 else config.directory(layers[0]).parent,
     }

@@ -85,6 +85,7 @@ def sizes(config: TrainLorsa) -> tuple[dict[str, Any], int]:
         "active per token": config.k,
         "parameters": parameters,
         "tokens": config.tokens,
+        **({"of it repeated tokens": f"{config.repeat_share:.3g}"} if config.repeat_share else {}),
         "steps": f"{config.steps():,} of {config.batch_tokens} tokens",
         "directory": config.directory(),
     }

@@ -64,6 +64,7 @@ def sizes(config: Features, recipe: Recipe) -> tuple[dict[str, Any], int]:
         **recipe.sizes(config),
         "parameters": count(module),
         "tokens": config.tokens,
+        **({"of it repeated tokens": f"{config.repeat_share:.3g}"} if config.repeat_share else {}),
         "steps": f"{config.steps():,} of {config.batch_tokens} tokens",
         "directory": config.directory(),
     }
