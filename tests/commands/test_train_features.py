@@ -59,6 +59,6 @@ def test_what_a_transcoder_run_is_not_for_is_refused(books, tmp_path, capsys):  
     out = str(tmp_path / "run")
     assert cli.main(["train", "transcoder", *SMALL, *SIZES, "--text", str(books), "--out", out]) == 0
     assert cli.main(["trust", out]) == 2
-    assert "was written by `clearhead train transcoder`" in capsys.readouterr().err
+    assert "holds a dictionary of kind transcoder" in capsys.readouterr().err
     assert cli.main(["harvest", *SMALL, "--site", "z"]) == 2
     assert "give one of attention, mlp, resid_pre" in capsys.readouterr().err
