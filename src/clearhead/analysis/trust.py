@@ -304,6 +304,8 @@ def _together(found: HeadEffects, n_heads: int, seed: int) -> dict[str, Any]:
     summary: dict[str, Any] = {"heads with effects": len(held), "cases": len(unit)}
     kinds = {"own": "", "random": ", random direction", "other": ", another active head"}
     present = found.presence()
+    if not present["other"]["effect"][single].any():  # no other head was active at these tokens: no control
+        del kinds["other"]
 
     def agreement(name: str, measure: Any, x: NDArray[np.float64], y: NDArray[np.float64]) -> None:
         resampled = [measure(x[sample], y[sample]) for sample in samples]
