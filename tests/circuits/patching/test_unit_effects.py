@@ -8,7 +8,6 @@ import torch
 from clearhead.circuits.patching import unit_effects
 from clearhead.circuits.patching.unit_effects import EffectMeter, reader
 from clearhead.circuits.tracing.frozen import Frozen
-from clearhead.dictionaries.init import from_attention
 from clearhead.errors import ClearheadError, NonFiniteError
 from clearhead.model import Model
 from clearhead.model.norms import final_norm, unembedding
@@ -115,28 +114,6 @@ def test_the_linear_path_is_the_frozen_model(name):
         carried = dict(frozen.push(write, [1], [position]))[frozen.top][0, position]
         expected = meter.parts.final_norm.centre(carried) @ readers[case] * scale[position]
         assert float(found.linear[case]) == pytest.approx(float(expected), rel=1e-5)
-
-
-def test_a_lorsa_may_stand_in_for_the_layer():
-    model = model_of("gpt2")
-    lorsa = from_attention(model.weights(0), model.geometry(0))
-    change, readers = cases(model)
-    exact = EffectMeter(model, 0, lorsa)
-    own = EffectMeter(model, 0)
-    found, expected = (meter.measure(meter.open(TOKENS), POSITIONS, change, readers) for meter in (exact, own))
-    assert torch.allclose(found.effect, expected.effect, atol=1e-9)
-    with torch.no_grad():
-        lorsa.W_O *= 0.5
-    halved = exact.open(TOKENS)
-    y = lorsa(model.run(TOKENS[None], read=["attn_in.0"])["attn_in.0"]).y
-    assert torch.allclose(halved.output[:, 1:], y[:, 1:]) and not torch.allclose(halved.output[:, 0], y[:, 0])
-    base = torch.cat([own.open(TOKENS).output[:, :1], y[:, 1:]], 1)
-    after, _ = alone(model, 0, 10, change[3], base)
-    before, _ = alone(model, 0, 10, 0 * change[3], base)
-    norm = final_norm(model)
-    shift = norm.normalise(after) - norm.normalise(before)
-    measured = exact.measure(halved, POSITIONS, change, readers).effect[3]
-    assert float(measured) == pytest.approx(float(shift @ readers[3]), abs=1e-9)
 
 
 def test_readers_are_the_tokens_raised_less_those_lowered():

@@ -6,8 +6,7 @@ A unit that writes z w_o into the layer's output is set to another value: its wr
 
 and a family changes by the sum over its members. Everything else is the model's own. Nothing is put in the layer's
 place: the change is added to what the model's attention wrote, so a head of a dictionary is removed as far as the
-dictionary says it is there, and its error stays. With `lorsa` the layer's output is the Lorsa's instead, and the error
-is left out. Each case is one (token, change), measured at that token alone:
+dictionary says it is there, and its error stays. Each case is one (token, change), measured at that token alone:
 
     effect   change of the logits along a reader u, such as mean W_U of the tokens that the unit raises most less mean
              W_U of those that it lowers most:  (n(x′) − n(x)) · u,  x the last stream, n the final norm
@@ -29,11 +28,10 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from clearhead.dictionaries.lorsa import Lorsa
 from clearhead.errors import ClearheadError, NonFiniteError
 from clearhead.model.access import Model
 from clearhead.model.norms import Norm, logit_softcap
-from clearhead.model.run import Edit, Run, keep_first
+from clearhead.model.run import Edit, Run
 from clearhead.spectral.writes import Parts
 
 TOKENS_AT_ONCE = 2048
@@ -64,7 +62,7 @@ class Unchanged:
     stream: Float[Tensor, "1 t d"]
     """What the layer receives."""
     output: Float[Tensor, "1 t d"]
-    """The layer's attention output, the Lorsa's where it stands in."""
+    """The layer's attention output."""
     last: Float[Tensor, "t d"]
     """The stream behind the last layer."""
     keys: dict[int, Float[Tensor, "1 g t dh"]]
@@ -90,10 +88,10 @@ class EffectMeter:
     on all of them), and layers above whose values are not linear in their input.
     """
 
-    def __init__(self, model: Model, layer: int, lorsa: Lorsa | None = None):
+    def __init__(self, model: Model, layer: int):
         if model.gates is not None:
             raise ClearheadError(f"{model.name} has edge gates, so tokens of one row cannot be changed independently")
-        self.model, self.layer, self.lorsa = model, layer, lorsa
+        self.model, self.layer = model, layer
         self.parts = Parts(model)
         if not 0 <= layer < model.n_layers:
             raise ClearheadError(f"there is no layer {layer}: {model.name} has {model.n_layers}")
@@ -111,11 +109,7 @@ class EffectMeter:
         behind = [above for above in self.above if self.parts.layers[above].behind_attention is not None]
         reads = [f"{site}.{above}" for above in self.above for site in sites]
         reads += [f"resid_pre.{layer}", f"attn_out.{layer}", self._last, *(f"attn_out.{above}" for above in behind)]
-        edit: dict[str, Edit] = {}
-        if self.lorsa is not None:
-            reads.append(f"attn_in.{layer}")
-            edit[f"attn_out.{layer}"] = self._replaced(self.lorsa)
-        run = self.model.run(tokens[None], read=reads, edit=edit, path="eager")
+        run = self.model.run(tokens[None], read=reads, path="eager")
         last = run[self._last][0].to(self.parts.dtype)
         logits = self.parts.final_norm.normalise(last) @ self._W_U + self.parts.unembedding[1].detach()
         return Unchanged(
@@ -252,10 +246,6 @@ class EffectMeter:
             f"pattern.{layer}": kept("pattern"),
             f"z.{layer}": mixed,
         }
-
-    def _replaced(self, lorsa: Lorsa) -> Edit:
-        """The Lorsa's output in place of the layer's, but for position 0."""
-        return keep_first(lambda _, run: lorsa(run[f"attn_in.{self.layer}"].to(lorsa.W_O.dtype)).y)
 
     def _own(self, run: Run, layer: int) -> Float[Tensor, "h t"]:
         parts = self.parts.layers[layer]
